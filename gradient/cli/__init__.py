@@ -1,0 +1,1 @@
+"""The commands: thin, no logic of the product. Layer: rank 6."""

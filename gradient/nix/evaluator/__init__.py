@@ -1,0 +1,1 @@
+"""The pool of persistent `nix repl` children. Layer: rank 1."""

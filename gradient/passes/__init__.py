@@ -1,0 +1,1 @@
+"""The scheduler: worker pool, candidates, scoring, assignment, the waiting pass. Layer: rank 3."""

@@ -1,0 +1,1 @@
+"""The server's end of the protocol: one session a worker. Layer: rank 4."""
