@@ -1,1 +1,1 @@
-"""NAR bytes: writer, reader, zstd, narinfo, signing, bundles, the object store, grant tokens. Layer: rank 1."""
+"""NAR bytes: writer, reader, zstd, narinfo, signing, bundles, object store, grant tokens. Layer: rank 1."""
