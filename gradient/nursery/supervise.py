@@ -1,0 +1,83 @@
+"""Restarts a service on the errors that are expected of it, and on no others.
+
+A database that went away comes back; a programming error does not get better by trying again. So
+each service lists the errors it may have (database gone, socket gone), and anything else stops the
+process loudly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+import trio
+
+from gradient.nursery.backoff import Backoff
+from gradient.nursery.health import Child, HealthTable, describe
+
+# A service that ran this long was well: its next failure is a new one, not more of the last.
+HEALTHY_AFTER: Final = 300.0  # seconds
+
+log = structlog.get_logger()
+
+
+class ServiceReturned(RuntimeError):
+    """A service runs until it is cancelled; this one returned."""
+
+
+async def supervise(
+    name: str,
+    service: Callable[[], Awaitable[None]],
+    *,
+    restart_on: tuple[type[Exception], ...],
+    health: HealthTable,
+    may_return: bool = False,
+) -> None:
+    """Run `service`, and again after each failure with an error of `restart_on`, without a limit.
+
+    The pause is 1 s, doubling to 60 s, and 1 s again after a run of five minutes. Returns only when
+    the service returned and `may_return` says that is an end; otherwise that is `ServiceReturned`.
+
+    Raises every other error of the service. Of an exception group, members of `restart_on` are taken
+    out and what is left is raised. Cancellation passes through at once, also out of a pause.
+    """
+    child = health.child(name)
+    backoff = Backoff()
+    try:
+        while await _failed(service, restart_on, child, backoff):
+            await _pause(child, backoff)
+    finally:
+        child.stopped()
+    if not may_return:
+        raise ServiceReturned(f"{name} returned; a service runs until it is cancelled")
+
+
+async def _failed(
+    service: Callable[[], Awaitable[None]],
+    restart_on: tuple[type[Exception], ...],
+    child: Child,
+    backoff: Backoff,
+) -> bool:
+    """One run. True: it ended with an error that calls for another; False: it returned."""
+    await trio.lowlevel.checkpoint()  # so that a service that fails without waiting can be cancelled
+    started = trio.current_time()
+    child.running()
+    failed = False
+    try:
+        await service()
+    except* restart_on as group:
+        failed = True
+        if trio.current_time() - started >= HEALTHY_AFTER:
+            child.good()
+            backoff.reset()
+        child.failed(describe(group))
+        log.warning("service failed", service=child.name, error=describe(group), exc_info=group)
+    return failed
+
+
+async def _pause(child: Child, backoff: Backoff) -> None:
+    child.backing_off()
+    pause = backoff.next_pause()
+    log.info("service restarts", service=child.name, pause=pause)
+    await trio.sleep(pause)
