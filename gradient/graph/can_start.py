@@ -1,0 +1,181 @@
+"""`fetchable`, `blocking_deps` and the queue: when a shared build may start. Layer: graph.
+
+A flag change returns exactly the rows it changed, and only those spread; the spread is one hop.
+Reaching zero queues a waiting build and never makes that build fetchable.
+Source: seed "Queueing and Counters", Start Condition Columns, Queueing Events, Queued Invariant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from gradient.graph.locks import SharedBuildLock
+from gradient.graph.moves import BuildChange
+from gradient.graph.predicates import (
+    fetchable_predicate,
+    gates_predicate,
+    promotable_predicate,
+    unassigned_predicate,
+)
+from gradient.graph.statements import Statement
+from gradient.graph.transaction import Transaction, ordered
+from gradient.model import BuildStatus
+
+BECAME_FETCHABLE: Final = Statement(
+    "became_fetchable",
+    f"""
+    UPDATE derivation_build b SET fetchable = true
+    WHERE b.derivation = ANY(%(ids)s) AND NOT b.fetchable AND {fetchable_predicate("b")}
+    RETURNING b.derivation
+    """,
+)
+LOST_FETCHABILITY: Final = Statement(
+    "lost_fetchability",
+    f"""
+    UPDATE derivation_build b SET fetchable = false
+    WHERE b.derivation = ANY(%(ids)s) AND b.fetchable AND NOT {fetchable_predicate("b")}
+    RETURNING b.derivation
+    """,
+)
+# One hop: every row above `flipped`, locked in order; returns those that nothing blocks any more.
+RIPPLE_DOWN: Final = Statement(
+    "ripple_down",
+    """
+    WITH moved AS (
+        SELECT e.derivation, count(*)::integer AS edges FROM derivation_dependency e
+        WHERE e.dependency = ANY(%(flipped)s) GROUP BY e.derivation
+    ), locked AS (
+        SELECT b.derivation FROM derivation_build b JOIN moved m ON m.derivation = b.derivation
+        ORDER BY b.derivation FOR NO KEY UPDATE OF b
+    ), written AS (
+        UPDATE derivation_build b SET blocking_deps = b.blocking_deps - m.edges
+        FROM moved m JOIN locked l ON l.derivation = m.derivation
+        WHERE b.derivation = m.derivation RETURNING b.derivation, b.blocking_deps
+    )
+    SELECT derivation FROM written WHERE blocking_deps = 0
+    """,
+)
+# The way back also takes Queued rows without an assignment out of the queue, in the same statement.
+RIPPLE_UP: Final = Statement(
+    "ripple_up",
+    f"""
+    WITH moved AS (
+        SELECT e.derivation, count(*)::integer AS edges FROM derivation_dependency e
+        WHERE e.dependency = ANY(%(flipped)s) GROUP BY e.derivation
+    ), locked AS (
+        SELECT b.derivation, b.status AS before FROM derivation_build b
+        JOIN moved m ON m.derivation = b.derivation
+        ORDER BY b.derivation FOR NO KEY UPDATE OF b
+    ), written AS (
+        UPDATE derivation_build b
+        SET blocking_deps = b.blocking_deps + m.edges,
+            status = CASE WHEN b.status = {int(BuildStatus.QUEUED)} AND NOT b.cache_available
+                          AND {unassigned_predicate("b")} THEN {int(BuildStatus.CREATED)} ELSE b.status END
+        FROM moved m JOIN locked l ON l.derivation = m.derivation
+        WHERE b.derivation = m.derivation RETURNING b.derivation, l.before, b.status AS after
+    )
+    SELECT derivation FROM written WHERE before <> after
+    """,
+)
+# Absolute, over the stored column: the flips of this transaction that follow spread from there.
+# A dependency without a shared build blocks.
+SEED_BLOCKING_DEPS: Final = Statement(
+    "seed_blocking_deps",
+    """
+    UPDATE derivation_build b SET blocking_deps = counted.blocking FROM (
+        SELECT own.derivation, (
+            SELECT count(*) FROM derivation_dependency e
+            LEFT JOIN derivation_build x ON x.derivation = e.dependency
+            WHERE e.derivation = own.derivation AND NOT coalesce(x.fetchable, false)
+        )::integer AS blocking
+        FROM unnest(%(ids)s) AS own (derivation)
+    ) counted
+    WHERE b.derivation = counted.derivation AND b.blocking_deps <> counted.blocking
+    """,
+)
+PROMOTE: Final = Statement(
+    "promote",
+    f"""
+    UPDATE derivation_build b
+    SET status = {int(BuildStatus.QUEUED)}, queued_at = %(now)s, updated_at = %(now)s
+    FROM derivation d
+    WHERE b.derivation = ANY(%(ids)s) AND d.id = b.derivation AND {promotable_predicate("b", "d")}
+    RETURNING b.derivation
+    """,
+)
+UNPROMOTE_UNGATED: Final = Statement(
+    "unpromote_ungated",
+    f"""
+    UPDATE derivation_build b SET status = {int(BuildStatus.CREATED)}, updated_at = %(now)s
+    FROM derivation d
+    WHERE b.derivation = ANY(%(ids)s) AND d.id = b.derivation AND b.status = {int(BuildStatus.QUEUED)}
+      AND NOT {gates_predicate("b", "d")} AND {unassigned_predicate("b")}
+    RETURNING b.derivation
+    """,
+)
+PROMOTE_CLOSURE: Final = Statement(
+    "promote_closure",
+    f"""
+    UPDATE derivation_build b
+    SET status = {int(BuildStatus.QUEUED)}, queued_at = %(now)s, updated_at = %(now)s
+    FROM build_job named, derivation d
+    WHERE named.evaluation = %(evaluation)s AND b.derivation = named.derivation AND d.id = b.derivation
+      AND {promotable_predicate("b", "d")}
+    RETURNING b.derivation
+    """,
+)
+
+
+async def became_fetchable(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> list[int]:
+    """Mark those of `ids` that are successes with a complete closure, lower `blocking_deps` above them,
+    and queue what nothing blocks any more. Returns the rows that flipped."""
+    lock.check(tx, ids)
+    flipped = await tx.ids(BECAME_FETCHABLE, ids=ordered(ids))
+    if flipped:
+        await promote(tx, await tx.ids(RIPPLE_DOWN, flipped=flipped))
+    return flipped
+
+
+async def lost_fetchability(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> list[int]:
+    """Clear the mark of those of `ids` it holds for no more, raise `blocking_deps` above them and take
+    Queued ones without an assignment out of the queue. Returns the rows that flipped; the caller
+    updates the need below them."""
+    lock.check(tx, ids)
+    flipped = await tx.ids(LOST_FETCHABILITY, ids=ordered(ids))
+    if flipped:
+        demoted = await tx.ids(RIPPLE_UP, flipped=flipped)
+        tx.moves.change(BuildChange(i, BuildStatus.QUEUED, BuildStatus.CREATED) for i in demoted)
+    return flipped
+
+
+async def seed_blocking_deps(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> None:
+    """Count the direct dependencies that are not fetchable, for rows whose edges are new."""
+    lock.check(tx, ids)
+    if ids:
+        await tx.run(SEED_BLOCKING_DEPS, ids=ordered(ids))
+
+
+async def promote(tx: Transaction, ids: Collection[int]) -> list[int]:
+    """Queue those of `ids` whose queue conditions hold: `ids` is only a bound."""
+    if not ids:
+        return []
+    queued = await tx.ids(PROMOTE, ids=ordered(ids), now=tx.now)
+    tx.moves.change(BuildChange(i, BuildStatus.CREATED, BuildStatus.QUEUED) for i in queued)
+    return queued
+
+
+async def promote_closure(tx: Transaction, evaluation: int) -> list[int]:
+    """Queue everything an evaluation names whose queue conditions hold."""
+    queued = await tx.ids(PROMOTE_CLOSURE, evaluation=evaluation, now=tx.now)
+    tx.moves.change(BuildChange(i, BuildStatus.CREATED, BuildStatus.QUEUED) for i in queued)
+    return queued
+
+
+async def unpromote_ungated(tx: Transaction, ids: Collection[int]) -> list[int]:
+    """Take those of `ids` out of the queue whose queue conditions no longer hold, unless assigned."""
+    if not ids:
+        return []
+    demoted = await tx.ids(UNPROMOTE_UNGATED, ids=ordered(ids), now=tx.now)
+    tx.moves.change(BuildChange(i, BuildStatus.QUEUED, BuildStatus.CREATED) for i in demoted)
+    return demoted

@@ -1,0 +1,213 @@
+"""The needs-build mark: which shared builds some open entry point still wants. Layer: graph.
+
+The mark flows down from the entry points while the counters of `can_start` flow up from the leaves.
+`update_need` and `settle_need` stay inside `graph/`; other packages call `update_and_settle_need`.
+Source: seed "Queueing and Counters", Needs Build, Skipped and Thaw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import attrs
+
+from gradient.graph.can_start import promote, unpromote_ungated
+from gradient.graph.moves import BuildChange
+from gradient.graph.predicates import any_of, open_predicate, steps_over, wanting_entry_point
+from gradient.graph.statements import Statement
+from gradient.graph.transaction import Transaction, ordered
+from gradient.model import BUILDER_STATUSES, BuildStatus
+
+_THAWED: Final = any_of("b.status", {BuildStatus.SKIPPED, BuildStatus.ABORTED})
+
+
+def open_closure_cte_body(seeds: str, into: str = "") -> str:
+    """The one walk behind the needs-build mark and naming, as the body of a recursive CTE `reached`.
+
+    `seeds` selects the derivations to start from. From each row reached the walk steps over runtime
+    edges, and over build edges when the row is a builder; it reaches only open rows, so a passthrough
+    is reached and its build inputs are not. `into` narrows the rows reached (alias `b`).
+    """
+    return f"""
+        {seeds}
+      UNION
+        SELECT below.derivation FROM reached, LATERAL (
+            SELECT b.derivation FROM derivation_build x
+            JOIN derivation xd ON xd.id = x.derivation
+            JOIN derivation_dependency e ON e.derivation = x.derivation AND {steps_over("e", "x", "xd")}
+            JOIN derivation_build b ON b.derivation = e.dependency AND {open_predicate("b")} {into}
+            WHERE x.derivation = reached.derivation OFFSET 0
+        ) below
+    """
+
+
+_WANTED_FROM_ABOVE = f"""
+    EXISTS (SELECT FROM derivation_dependency e
+            JOIN derivation_build x ON x.derivation = e.derivation
+            JOIN derivation xd ON xd.id = x.derivation
+            WHERE e.dependency = b.derivation AND x.wanted AND {open_predicate("x")}
+              AND {steps_over("e", "x", "xd")} {{outside}})
+"""
+# The region that may change below the roots, then what is wanted inside it: from entry points in it
+# and from wanted rows above it. Only rows whose mark differs come back.
+READ_NEED: Final = Statement(
+    "read_need",
+    f"""
+    WITH RECURSIVE region (derivation) AS (
+        SELECT derivation FROM derivation_build WHERE derivation = ANY(%(roots)s)
+      UNION
+        SELECT below.derivation FROM region r, LATERAL (
+            SELECT b.derivation FROM derivation_build x
+            JOIN derivation xd ON xd.id = x.derivation
+            JOIN derivation_dependency e ON e.derivation = x.derivation
+            JOIN derivation_build b ON b.derivation = e.dependency AND {open_predicate("b")}
+            WHERE x.derivation = r.derivation
+              AND (x.derivation = ANY(%(roots)s) OR ({open_predicate("x")} AND {steps_over("e", "x", "xd")}))
+            OFFSET 0
+        ) below
+    ), reached (derivation) AS (
+        {
+        open_closure_cte_body(
+            f'''SELECT b.derivation FROM region JOIN derivation_build b USING (derivation)
+            WHERE {open_predicate("b")} AND ({wanting_entry_point("b.derivation")} OR {
+                _WANTED_FROM_ABOVE.format(
+                    outside="AND NOT EXISTS (SELECT FROM region i WHERE i.derivation = x.derivation)"
+                )
+            })''',
+            into="AND EXISTS (SELECT FROM region i WHERE i.derivation = b.derivation)",
+        )
+    }
+    )
+    SELECT b.derivation, w.derivation IS NOT NULL
+    FROM region JOIN derivation_build b USING (derivation) LEFT JOIN reached w USING (derivation)
+    WHERE b.wanted <> (w.derivation IS NOT NULL)
+    """,
+)
+# An event that can only add need (new builders, edges or entry points) walks down through rows that
+# are not wanted yet and stops at wanted ones: below those everything is wanted already.
+READ_GAINED_NEED: Final = Statement(
+    "read_gained_need",
+    f"""
+    WITH RECURSIVE reached (derivation) AS (
+        {
+        open_closure_cte_body(
+            f'''SELECT b.derivation FROM derivation_build b
+            WHERE b.derivation = ANY(%(roots)s) AND {open_predicate("b")}
+              AND (b.wanted OR {wanting_entry_point("b.derivation")} OR {
+                _WANTED_FROM_ABOVE.format(outside="")
+            })''',
+            into="AND NOT b.wanted",
+        )
+    }
+    )
+    SELECT b.derivation, true FROM reached JOIN derivation_build b USING (derivation) WHERE NOT b.wanted
+    """,
+)
+WRITE_NEED: Final = Statement(
+    "write_need",
+    """
+    WITH answer AS (
+        SELECT * FROM unnest(%(ids)s, %(marks)s) AS a (derivation, wanted)
+    ), locked AS (
+        SELECT b.derivation FROM derivation_build b JOIN answer a ON a.derivation = b.derivation
+        ORDER BY b.derivation FOR NO KEY UPDATE OF b
+    )
+    UPDATE derivation_build b SET wanted = a.wanted
+    FROM answer a JOIN locked l ON l.derivation = a.derivation
+    WHERE b.derivation = a.derivation AND b.wanted <> a.wanted
+    RETURNING b.derivation, b.wanted
+    """,
+)
+THAW_WANTED: Final = Statement(
+    "thaw_wanted",
+    f"""
+    WITH frozen AS (
+        SELECT b.derivation, b.status FROM derivation_build b
+        WHERE b.derivation = ANY(%(ids)s) AND b.wanted AND {_THAWED}
+        ORDER BY b.derivation FOR NO KEY UPDATE
+    )
+    UPDATE derivation_build b
+    SET status = {int(BuildStatus.CREATED)}, attempt = 0, updated_at = %(now)s
+    FROM frozen f WHERE b.derivation = f.derivation
+    RETURNING b.derivation, f.status
+    """,
+)
+SKIP_UNWANTED: Final = Statement(
+    "skip_unwanted",
+    f"""
+    UPDATE derivation_build b SET status = {int(BuildStatus.SKIPPED)}, updated_at = %(now)s
+    WHERE b.derivation = ANY(%(ids)s) AND b.status = {int(BuildStatus.CREATED)} AND NOT b.wanted
+      AND NOT {wanting_entry_point("b.derivation")}
+    RETURNING b.derivation
+    """,
+)
+
+
+@attrs.frozen
+class NeedChange:
+    """Shared builds that gained or lost the needs-build mark."""
+
+    gained: tuple[int, ...]
+    lost: tuple[int, ...]
+
+
+async def update_need(tx: Transaction, roots: Collection[int], *, only_gains: bool = False) -> NeedChange:
+    """Recompute the mark below `roots`, roots included, and write the rows that changed.
+
+    `only_gains` is for events that cannot take need away from anything. A `settle_need` call must follow.
+    """
+    if not roots:
+        return NeedChange((), ())
+    read = READ_GAINED_NEED if only_gains else READ_NEED
+    answer = await tx.rows(read, roots=ordered(roots))
+    if not answer:
+        return NeedChange((), ())
+    answer.sort()
+    changed = await tx.rows(WRITE_NEED, ids=[i for i, _ in answer], marks=[mark for _, mark in answer])
+    return NeedChange(
+        tuple(i for i, wanted in changed if wanted), tuple(i for i, wanted in changed if not wanted)
+    )
+
+
+async def settle_need(tx: Transaction, change: NeedChange) -> list[int]:
+    """Apply a move of the mark: gained rows thaw, then queue; lost rows leave the queue, then skip.
+
+    Returns the thawed rows: they are builders again, so the need below them is due.
+    """
+    thawed: list[int] = []
+    if change.gained:
+        rows = await tx.rows(THAW_WANTED, ids=list(change.gained), now=tx.now)
+        thawed = [i for i, _ in rows]
+        tx.moves.change(BuildChange(i, BuildStatus(old), BuildStatus.CREATED) for i, old in rows)
+        await promote(tx, change.gained)
+    if change.lost:
+        tx.moves.unsettled.update(change.lost)
+        await unpromote_ungated(tx, change.lost)
+        await skip_unwanted(tx, change.lost)
+    return thawed
+
+
+async def skip_unwanted(tx: Transaction, ids: Collection[int]) -> None:
+    """Created rows that nobody needs and that are no entry point become Skipped: settled work."""
+    if ids:
+        skipped = await tx.ids(SKIP_UNWANTED, ids=ordered(ids), now=tx.now)
+        tx.moves.change(BuildChange(i, BuildStatus.CREATED, BuildStatus.SKIPPED) for i in skipped)
+
+
+async def update_and_settle_need(
+    tx: Transaction, roots: Collection[int], *, only_gains: bool = False
+) -> None:
+    """Move the mark below `roots` and settle it, down to the last thawed row."""
+    due: Collection[int] = roots
+    while due:
+        due = await settle_need(tx, await update_need(tx, due, only_gains=only_gains))
+        only_gains = True
+
+
+async def need_after(tx: Transaction, changes: Collection[BuildChange]) -> None:
+    """The emitter's part: a transition into or out of BUILDER_STATUSES moves the need below it."""
+    left = [c.derivation for c in changes if c.old in BUILDER_STATUSES and c.new not in BUILDER_STATUSES]
+    joined = [c.derivation for c in changes if c.old not in BUILDER_STATUSES and c.new in BUILDER_STATUSES]
+    await update_and_settle_need(tx, joined, only_gains=True)
+    await update_and_settle_need(tx, left)

@@ -1,0 +1,134 @@
+"""The one definition of each predicate, as SQL text over named aliases. Pure.
+
+A statement never spells a status number or a queue condition itself: it embeds one of these. The SQL
+function bodies of `schema/` repeat some of them; tests/graph/test_predicates.py holds both together.
+
+Aliases by convention: `b` derivation_build, `d` derivation, `j` build_job, `v` evaluation.
+Source: seed "Queueing and Counters".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+from gradient.model import (
+    BUILDER_STATUSES,
+    EVALUATION_ACTIVE,
+    NEED_BUILD_STATUSES,
+    TERMINAL_FAILURE,
+    TERMINAL_SUCCESS,
+    BuildStatus,
+    EdgeKind,
+)
+
+
+def any_of(column: str, members: Iterable[IntEnum]) -> str:
+    """`column IN (…)` over pinned numbers, in order."""
+    return f"{column} IN ({', '.join(str(int(member)) for member in sorted(members))})"
+
+
+RUNTIME_EDGE = any_of("e.kind", {EdgeKind.RUNTIME, EdgeKind.BOTH})
+BUILD_EDGE = any_of("e.kind", {EdgeKind.BUILD, EdgeKind.BOTH})
+
+
+def live_evaluation(v: str = "v") -> str:
+    """The evaluation has not ended."""
+    return any_of(f"{v}.status", EVALUATION_ACTIVE)
+
+
+# --- what a shared build is -----------------------------------------------------------------------
+
+
+def present_predicate(derivation: str) -> str:
+    """At least one output row, and every output's NAR in the cache. Without rows nothing is present."""
+    return (
+        f"(EXISTS (SELECT FROM derivation_output o WHERE o.derivation = {derivation})"
+        f" AND NOT EXISTS (SELECT FROM derivation_output o WHERE o.derivation = {derivation}"
+        " AND NOT o.is_cached))"
+    )
+
+
+def shared_build_complete_predicate(b: str = "b") -> str:
+    """The complete closure: present, and so is everything it refers to."""
+    return f"({b}.missing_runtime_deps = 0 AND {present_predicate(f'{b}.derivation')})"
+
+
+def fetchable_predicate(b: str = "b") -> str:
+    """What the column `fetchable` must say."""
+    return f"({any_of(f'{b}.status', TERMINAL_SUCCESS)} AND {shared_build_complete_predicate(b)})"
+
+
+def open_predicate(b: str = "b") -> str:
+    """Still to be made: builders, Skipped, Aborted, and a success with a missing dependency."""
+    return f"(NOT {b}.fetchable AND NOT {any_of(f'{b}.status', TERMINAL_FAILURE)})"
+
+
+def builder_predicate(b: str = "b", d: str = "d") -> str:
+    """A shared build that will be built from its inputs, so that the need for it is need for them."""
+    return (
+        f"({d}.walked AND {b}.probed AND NOT {b}.cache_available"
+        f" AND {any_of(f'{b}.status', BUILDER_STATUSES)})"
+    )
+
+
+def non_passthrough_predicate(b: str = "b") -> str:
+    """Not served by an upstream cache."""
+    return f"(NOT {b}.cache_available)"
+
+
+# --- queue conditions -----------------------------------------------------------------------------
+
+
+def drv_present_predicate(d: str = "d") -> str:
+    """The derivation's own `.drv` NAR is in the cache."""
+    return f"EXISTS (SELECT FROM cached_path p WHERE p.hash = {d}.hash AND p.file_hash IS NOT NULL)"
+
+
+def gates_predicate(b: str = "b", d: str = "d") -> str:
+    """The queue conditions; a passthrough needs only the first three."""
+    return (
+        f"({d}.walked AND {b}.wanted"
+        f" AND EXISTS (SELECT FROM build_job j WHERE j.derivation = {b}.derivation)"
+        f" AND ({b}.cache_available OR ({b}.probed AND {b}.blocking_deps = 0"
+        f" AND {drv_present_predicate(d)})))"
+    )
+
+
+def promotable_predicate(b: str = "b", d: str = "d") -> str:
+    """Created, and every queue condition holds."""
+    return f"({b}.status = {int(BuildStatus.CREATED)} AND {gates_predicate(b, d)})"
+
+
+def unassigned_predicate(b: str = "b") -> str:
+    """No open assignment: a job handed out is never recalled by the queue."""
+    return (
+        f"NOT EXISTS (SELECT FROM dispatched_job q WHERE q.derivation = {b}.derivation"
+        " AND q.finished_at IS NULL)"
+    )
+
+
+# --- need and verdict -----------------------------------------------------------------------------
+
+
+def wanting_entry_point(derivation: str) -> str:
+    """An entry point of this derivation that wants it: one of an evaluation that was not aborted, whose
+    build was not aborted there. Completed and Failed evaluations still want their entry points."""
+    return (
+        "EXISTS (SELECT FROM entry_point t JOIN evaluation v ON v.id = t.evaluation"
+        " LEFT JOIN build_job j ON j.evaluation = t.evaluation AND j.derivation = t.derivation"
+        f" WHERE t.derivation = {derivation} AND v.status <> 7 AND NOT coalesce(j.aborted, false))"
+    )
+
+
+def steps_over(e: str = "e", b: str = "b", d: str = "d") -> str:
+    """The open walk goes from row `b` over edge `e`: runtime edges always, build edges from builders."""
+    return f"({any_of(f'{e}.kind', {EdgeKind.RUNTIME, EdgeKind.BOTH})} OR {builder_predicate(b, d)})"
+
+
+def blocks_evaluation(b: str = "b") -> str:
+    """This named shared build keeps its evaluation waiting."""
+    return (
+        f"(({any_of(f'{b}.status', NEED_BUILD_STATUSES)} AND {b}.wanted)"
+        f" OR {any_of(f'{b}.status', {BuildStatus.QUEUED, BuildStatus.BUILDING})})"
+    )

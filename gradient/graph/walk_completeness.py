@@ -1,0 +1,62 @@
+"""`derivation.unwalked_inputs`: how far the walk of a derivation's subtree has come. Layer: graph.
+
+A subtree is recorded when the derivation is walked and its count is 0; the worker's walk stops there.
+Source: seed "Queueing and Counters", Walk Completeness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from gradient.graph.predicates import BUILD_EDGE
+from gradient.graph.statements import Statement
+from gradient.graph.transaction import Transaction, ordered
+
+# Rows of `fresh` count as incomplete on both sides: each one that turns out complete is then spread
+# like any other flip. Returns the count before and after, so that only transitions spread.
+SEED_UNWALKED_INPUTS: Final = Statement(
+    "seed_unwalked_inputs",
+    f"""
+    WITH locked AS (
+        SELECT d.id, d.unwalked_inputs AS before FROM derivation d
+        WHERE d.id = ANY(%(ids)s) ORDER BY d.id FOR NO KEY UPDATE
+    ), counted AS (
+        SELECT l.id, l.before, (
+            SELECT count(*) FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
+            WHERE e.derivation = l.id AND {BUILD_EDGE}
+              AND NOT (i.walked AND i.unwalked_inputs = 0 AND i.id <> ALL(%(fresh)s))
+        )::integer AS after
+        FROM locked l
+    ), written AS (
+        UPDATE derivation d SET unwalked_inputs = c.after FROM counted c
+        WHERE d.id = c.id AND c.after <> c.before
+    )
+    SELECT id, before, after FROM counted
+    """,
+)
+RIPPLE_UNWALKED_INPUTS: Final = Statement(
+    "ripple_unwalked_inputs", "SELECT ripple_unwalked_inputs(%(frontier)s, %(direction)s)"
+)
+KNOWN_DERIVATIONS: Final = Statement(
+    "known_derivations",
+    """
+    SELECT d.hash, d.name FROM unnest(%(hashes)s, %(names)s) AS asked (hash, name)
+    JOIN derivation d ON d.hash = asked.hash AND d.name = asked.name
+    WHERE d.walked AND d.unwalked_inputs = 0
+    """,
+)
+
+
+async def seed_unwalked_inputs(tx: Transaction, fresh: Collection[int], grown: Collection[int]) -> None:
+    """Count the unwalked inputs of newly walked derivations (`fresh`) and of walked ones that gained a
+    build edge (`grown`), and spread what flipped by it, in both directions, however deep."""
+    fresh_ids = ordered(fresh)
+    rows = await tx.rows(SEED_UNWALKED_INPUTS, ids=ordered({*fresh, *grown}), fresh=fresh_ids)
+    newly_walked = set(fresh_ids)
+    complete = [i for i, before, after in rows if after == 0 and (i in newly_walked or before > 0)]
+    incomplete = [i for i, before, after in rows if after > 0 and before == 0 and i not in newly_walked]
+    if incomplete:
+        await tx.rows(RIPPLE_UNWALKED_INPUTS, frontier=incomplete, direction=1)
+    if complete:
+        await tx.rows(RIPPLE_UNWALKED_INPUTS, frontier=complete, direction=-1)

@@ -1,0 +1,180 @@
+"""The graph writer: one task, one channel, first in first out. Layer: graph.
+
+Consecutive messages share one transaction, each under its own savepoint, and no caller is answered
+before the commit: a commit costs half a millisecond here and a build needs at least five messages.
+A content error fails its own message; a deadlock, a serialisation failure or a transaction that went
+bad unnoticed retries the whole transaction. `Moves` are published after the commit, synchronously.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import attrs
+import structlog
+import trio
+
+from gradient.graph.evaluations import finish_evaluations
+from gradient.graph.moves import Moves
+from gradient.graph.pg import Connection, is_content_error, is_retryable
+from gradient.graph.transaction import Message, Transaction
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+# A shared transaction holds row locks while it runs: enough messages to hide the commit, few enough
+# that the first caller does not wait for long.
+SHARED_MESSAGES: Final = 32
+# Budget of one transaction in seconds, all its tries included.
+TRANSACTION_BUDGET: Final = 120.0
+TRIES: Final = 3
+
+
+class WriterStopped(Exception):
+    """The graph writer has stopped; nothing more can be recorded."""
+
+
+@attrs.define(eq=False)
+class _Request:
+    """A message in the channel. Invariant: `done` is set exactly once, with `outcome` or `error` set."""
+
+    message: Message[Any]
+    done: trio.Event = attrs.field(factory=trio.Event)
+    outcome: Any = None
+    error: BaseException | None = None
+
+    def succeed(self, outcome: Any) -> None:
+        self.outcome = outcome
+        self.done.set()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.done.set()
+
+
+@attrs.define(eq=False)
+class GraphWriter:
+    """Owns the one connection that moves the graph.
+
+    `connect` opens it; `publish` receives what each transaction moved and must not block; `clock`
+    gives the time of a transaction.
+    """
+
+    connect: Callable[[], Any]
+    publish: Callable[[Moves], None]
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _send: trio.MemorySendChannel[_Request] = attrs.field(init=False)
+    _receive: trio.MemoryReceiveChannel[_Request] = attrs.field(init=False)
+    # Requests taken from the channel whose transaction is not committed yet: a restart runs them again.
+    _taken: list[_Request] = attrs.field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # Unbounded only in form: every sender waits for its answer, so the number of callers bounds it.
+        self._send, self._receive = trio.open_memory_channel[_Request](math.inf)
+
+    async def submit(self, message: Message[T]) -> T:
+        """Apply a message and return its result once it is committed.
+
+        Raises GraphError (or another content error) when this message cannot be applied, WriterStopped
+        when the writer has ended. A caller cancelled while waiting does not undo its message.
+        """
+        request = _Request(message)
+        try:
+            self._send.send_nowait(request)
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            raise WriterStopped("the server is stopping") from None
+        await request.done.wait()
+        if request.error is not None:
+            raise request.error
+        outcome: T = request.outcome
+        return outcome
+
+    def close(self) -> None:
+        """Take no more messages; `run` returns when the channel is empty. For the drain."""
+        self._send.close()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve the channel until it is closed and empty.
+
+        Raises pg.DatabaseGone when the connection is lost: the supervisor runs this again, and messages
+        that were not committed are applied then. Safe to cancel: an open transaction rolls back.
+        """
+        async with AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(self.connect())
+            task_status.started()
+            while await self._take():
+                await self._transact(connection)
+        self._receive.close()
+
+    async def _take(self) -> bool:
+        """Fill `_taken` with the next messages; False when the channel is closed and empty."""
+        if not self._taken:
+            try:
+                self._taken.append(await self._receive.receive())
+            except trio.EndOfChannel:
+                return False
+        while len(self._taken) < SHARED_MESSAGES:
+            try:
+                self._taken.append(self._receive.receive_nowait())
+            except (trio.WouldBlock, trio.EndOfChannel):
+                break
+        return True
+
+    async def _transact(self, connection: Connection) -> None:
+        """One shared transaction with its tries; answers every request in `_taken`."""
+        with trio.move_on_after(TRANSACTION_BUDGET) as budget:
+            for attempt in range(1, TRIES + 1):
+                try:
+                    answers, moves = await self._attempt(connection)
+                    break
+                except Exception as error:
+                    if not is_retryable(error) or attempt == TRIES:
+                        if not is_content_error(error):
+                            raise
+                        self._answer([(request, error) for request in self._taken])
+                        return
+                    log.warning("graph transaction tried again", attempt=attempt, error=str(error))
+        if budget.cancelled_caught:
+            error = TimeoutError(f"not recorded within {TRANSACTION_BUDGET:.0f} s")
+            self._answer([(request, error) for request in self._taken])
+            return
+        if not moves.empty:
+            self.publish(moves)
+        self._answer(answers)
+
+    async def _attempt(self, connection: Connection) -> tuple[list[tuple[_Request, Any]], Moves]:
+        answers: list[tuple[_Request, Any]] = []
+        tx = Transaction(connection, self.clock())
+        async with connection.transaction():
+            for request in self._taken:
+                answers.append((request, await self._apply(tx, request.message)))
+            await finish_evaluations(tx)
+            if connection.is_broken_transaction():
+                # An error somebody swallowed: COMMIT would silently roll back.
+                raise TransactionLost
+        return answers, tx.moves
+
+    async def _apply(self, tx: Transaction, message: Message[Any]) -> Any:
+        """Apply one message under its own savepoint; a content error is its answer."""
+        step = Transaction(tx.connection, tx.now)
+        try:
+            async with tx.connection.transaction():
+                outcome = await message.apply(step)
+        except Exception as error:
+            if not is_content_error(error):
+                raise
+            return error
+        tx.moves.merge(step.moves)
+        return outcome
+
+    def _answer(self, answers: list[tuple[_Request, Any]]) -> None:
+        self._taken = []
+        for request, outcome in answers:
+            if isinstance(outcome, Exception):
+                request.fail(outcome)
+            else:
+                request.succeed(outcome)
