@@ -89,7 +89,7 @@ SEED_BLOCKING_DEPS: Final = Statement(
             LEFT JOIN derivation_build x ON x.derivation = e.dependency
             WHERE e.derivation = own.derivation AND NOT coalesce(x.fetchable, false)
         )::integer AS blocking
-        FROM unnest(%(ids)s) AS own (derivation)
+        FROM unnest(%(ids)s::bigint[]) AS own (derivation)
     ) counted
     WHERE b.derivation = counted.derivation AND b.blocking_deps <> counted.blocking
     """,

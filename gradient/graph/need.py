@@ -108,7 +108,7 @@ WRITE_NEED: Final = Statement(
     "write_need",
     """
     WITH answer AS (
-        SELECT * FROM unnest(%(ids)s, %(marks)s) AS a (derivation, wanted)
+        SELECT * FROM unnest(%(ids)s::bigint[], %(marks)s::boolean[]) AS a (derivation, wanted)
     ), locked AS (
         SELECT b.derivation FROM derivation_build b JOIN answer a ON a.derivation = b.derivation
         ORDER BY b.derivation FOR NO KEY UPDATE OF b

@@ -36,7 +36,7 @@ SEED_MISSING_RUNTIME_DEPS: Final = Statement(
               AND (x.derivation IS NULL OR x.derivation = ANY(%(fresh)s)
                    OR NOT {shared_build_complete_predicate("x")})
         )::integer AS missing
-        FROM unnest(%(ids)s) AS own (derivation)
+        FROM unnest(%(ids)s::bigint[]) AS own (derivation)
     ) counted
     WHERE b.derivation = counted.derivation AND b.missing_runtime_deps <> counted.missing
     """,
@@ -72,7 +72,8 @@ async def seed_missing_runtime_deps(
     fresh = ordered(set(ids) - complete_before)
     lost: set[int] = set()
     if was_complete:
-        await tx.run(SEED_MISSING_RUNTIME_DEPS, ids=was_complete, fresh=[])
+        # Fresh rows count as missing here too; those that turn out complete ripple back down below.
+        await tx.run(SEED_MISSING_RUNTIME_DEPS, ids=was_complete, fresh=fresh)
         broken = ordered(set(was_complete) - await complete_among(tx, was_complete))
         if broken:
             lost = {*broken, *await tx.ids(RIPPLE_MISSING_RUNTIME_DEPS, frontier=broken, direction=1)}

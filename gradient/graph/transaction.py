@@ -6,28 +6,29 @@ argument, and the `Moves` it adds to. Only the writer, startup recovery and test
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 import attrs
 
 from gradient.graph.moves import Moves
-from gradient.graph.pg import Connection
+from gradient.graph.pg import GraphError, TrioConnection, execute, fetch_all, fetch_value
 from gradient.graph.statements import Statement
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class GraphError(Exception):
-    """The content of a message cannot be applied: it fails that message alone, in words for its sender."""
+class Rejected(GraphError):
+    """A message cannot be applied as it is: it alone fails, and its sender gets the reason in words."""
 
 
 class Message(Protocol[T_co]):
     """What the writer's channel carries: a value that knows how to apply itself."""
 
     async def apply(self, tx: Transaction) -> T_co:
-        """Change the graph. Must be safe to run again from the start (the writer retries)."""
+        """Change the graph. May be run again from the start: the writer retries, and after a lost
+        connection it cannot know whether the commit arrived."""
         ...
 
 
@@ -35,31 +36,27 @@ class Message(Protocol[T_co]):
 class Transaction:
     """A running transaction. `now` is the one time every statement in it uses."""
 
-    connection: Connection
+    connection: TrioConnection
     now: datetime
     moves: Moves = attrs.field(factory=Moves)
 
     async def rows(self, statement: Statement, **params: Any) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
-        cursor = await self.connection.execute(statement.text, params)
-        return await cursor.fetchall()
+        return await fetch_all(self.connection, statement, params)
 
     async def ids(self, statement: Statement, **params: Any) -> list[int]:
         """The first column of every row."""
-        return [row[0] for row in await self.rows(statement, **params)]
+        return [row[0] for row in await fetch_all(self.connection, statement, params)]
 
     async def value(self, statement: Statement, **params: Any) -> Any:
         """The first column of the first row, None without a row."""
-        cursor = await self.connection.execute(statement.text, params)
-        row = await cursor.fetchone()
-        return None if row is None else row[0]
+        return await fetch_value(self.connection, statement, params)
 
     async def run(self, statement: Statement, **params: Any) -> int:
         """Run a statement for its effect; how many rows it touched."""
-        cursor = await self.connection.execute(statement.text, params)
-        return cursor.rowcount
+        return await execute(self.connection, statement, params)
 
 
-def ordered(ids: Iterable[int]) -> Sequence[int]:
+def ordered(ids: Iterable[int]) -> list[int]:
     """Ids as every statement wants them: distinct and in lock order."""
     return sorted(set(ids))

@@ -41,7 +41,7 @@ RIPPLE_UNWALKED_INPUTS: Final = Statement(
 KNOWN_DERIVATIONS: Final = Statement(
     "known_derivations",
     """
-    SELECT d.hash, d.name FROM unnest(%(hashes)s, %(names)s) AS asked (hash, name)
+    SELECT d.hash, d.name FROM unnest(%(hashes)s::text[], %(names)s::text[]) AS asked (hash, name)
     JOIN derivation d ON d.hash = asked.hash AND d.name = asked.name
     WHERE d.walked AND d.unwalked_inputs = 0
     """,

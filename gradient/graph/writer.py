@@ -20,7 +20,7 @@ import trio
 
 from gradient.graph.evaluations import finish_evaluations
 from gradient.graph.moves import Moves
-from gradient.graph.pg import Connection, is_content_error, is_retryable
+from gradient.graph.pg import TrioConnection, is_content_error, is_retryable
 from gradient.graph.transaction import Message, Transaction
 
 log = structlog.get_logger()
@@ -124,7 +124,7 @@ class GraphWriter:
                 break
         return True
 
-    async def _transact(self, connection: Connection) -> None:
+    async def _transact(self, connection: TrioConnection) -> None:
         """One shared transaction with its tries; answers every request in `_taken`."""
         with trio.move_on_after(TRANSACTION_BUDGET) as budget:
             for attempt in range(1, TRIES + 1):
@@ -146,7 +146,7 @@ class GraphWriter:
             self.publish(moves)
         self._answer(answers)
 
-    async def _attempt(self, connection: Connection) -> tuple[list[tuple[_Request, Any]], Moves]:
+    async def _attempt(self, connection: TrioConnection) -> tuple[list[tuple[_Request, Any]], Moves]:
         answers: list[tuple[_Request, Any]] = []
         tx = Transaction(connection, self.clock())
         async with connection.transaction():

@@ -304,7 +304,8 @@ CREATE TABLE dispatched_job (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- the assignment_id
     kind            smallint NOT NULL,  -- JobKind
     job_id          text NOT NULL,      -- eval:<evaluation> or build:<derivation>
-    evaluation      bigint REFERENCES evaluation ON DELETE CASCADE,
+    -- Of a build: the evaluation it was dispatched for, which may go while the build runs.
+    evaluation      bigint REFERENCES evaluation ON DELETE SET NULL,
     derivation      bigint REFERENCES derivation_build ON DELETE CASCADE,
     worker_id       uuid NOT NULL,
     worker_name     text,

@@ -1,0 +1,233 @@
+"""Assignments: the claim that hands a job out, and the closers. Layer: graph, run by the graph writer.
+
+An open `dispatched_job` row is the one fact that a job is on a worker. Every report closes or checks
+its row in the transaction that acts on it, so a stale report, or one applied twice, does nothing.
+Source: seed "Queueing and Counters", Queued Invariant; seed "Jobs".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import attrs
+
+from gradient.graph.predicates import live_evaluation
+from gradient.graph.statements import Statement
+from gradient.graph.transaction import Transaction, ordered
+from gradient.model import AttemptOutcome, BuildStatus, DispatchOutcome, EvaluationStatus, JobKind, Span
+
+# Still Queued, with the `cache_available` its spec was made from: a regressed job is dropped.
+CLAIM_BUILD: Final = Statement(
+    "claim_build",
+    f"""
+    INSERT INTO dispatched_job (kind, job_id, evaluation, derivation, worker_id, worker_name, score,
+                                queued_at, dispatched_at)
+    SELECT {int(JobKind.BUILD)}, 'build:' || b.derivation, (
+               SELECT j.evaluation FROM build_job j JOIN evaluation v ON v.id = j.evaluation
+               WHERE j.derivation = b.derivation AND {live_evaluation("v")} ORDER BY j.evaluation LIMIT 1
+           ), b.derivation, %(worker)s, %(worker_name)s, %(score)s, b.queued_at, %(now)s
+    FROM derivation_build b
+    WHERE b.derivation = %(derivation)s AND b.status = {int(BuildStatus.QUEUED)}
+      AND b.cache_available = %(cache_available)s
+    ON CONFLICT (job_id) WHERE finished_at IS NULL DO NOTHING
+    RETURNING id, evaluation
+    """,
+)
+CLAIM_EVALUATION: Final = Statement(
+    "claim_evaluation",
+    f"""
+    INSERT INTO dispatched_job (kind, job_id, evaluation, worker_id, worker_name, score, fetch_only,
+                                queued_at, dispatched_at)
+    SELECT {int(JobKind.EVAL)}, 'eval:' || v.id, v.id, %(worker)s, %(worker_name)s, %(score)s, %(fetch_only)s,
+           v.updated_at, %(now)s
+    FROM evaluation v
+    WHERE v.id = %(evaluation)s AND v.status = ANY(%(statuses)s)
+    ON CONFLICT (job_id) WHERE finished_at IS NULL DO NOTHING
+    RETURNING id
+    """,
+)
+OPEN_ATTEMPT: Final = Statement(
+    "open_attempt",
+    """
+    INSERT INTO build_attempt (derivation, evaluation, dispatched_job, substitute, created_at)
+    VALUES (%(derivation)s, %(evaluation)s, %(assignment)s, %(substitute)s, %(now)s)
+    """,
+)
+MARK_DISPATCHED: Final = Statement(
+    "mark_dispatched",
+    """
+    UPDATE derivation_build SET dispatched_at = %(now)s WHERE derivation = %(derivation)s
+    """,
+)
+CLOSE_ASSIGNMENT: Final = Statement(
+    "close_assignment",
+    """
+    UPDATE dispatched_job SET finished_at = %(now)s, outcome = %(outcome)s, timeline = %(timeline)s::jsonb
+    WHERE id = %(assignment)s AND finished_at IS NULL
+    RETURNING kind, evaluation, derivation, fetch_only, worker_id
+    """,
+)
+OPEN_ASSIGNMENT: Final = Statement(
+    "open_assignment",
+    """
+    SELECT kind, evaluation, derivation, fetch_only, worker_id FROM dispatched_job
+    WHERE id = %(assignment)s AND finished_at IS NULL
+    """,
+)
+CLOSE_ATTEMPT: Final = Statement(
+    "close_attempt",
+    """
+    UPDATE build_attempt
+    SET outcome = %(outcome)s, reason = %(reason)s, failure_message = %(message)s,
+        build_finished_at = %(now)s
+    WHERE dispatched_job = %(assignment)s AND outcome = 0
+    """,
+)
+CLOSE_OPEN_ASSIGNMENTS: Final = Statement(
+    "close_open_assignments",
+    f"""
+    UPDATE dispatched_job SET finished_at = %(now)s, outcome = {int(DispatchOutcome.ABANDONED)}
+    WHERE id = ANY(%(ids)s) AND finished_at IS NULL
+    RETURNING id, kind, evaluation, derivation
+    """,
+)
+OPEN_ASSIGNMENTS_OF_JOBS: Final = Statement(
+    "open_assignments_of_jobs",
+    """
+    UPDATE dispatched_job SET abort_sent_at = %(now)s
+    WHERE job_id = ANY(%(jobs)s) AND finished_at IS NULL RETURNING job_id
+    """,
+)
+
+
+@attrs.frozen
+class Assignment:
+    """An assignment's row as a report finds it."""
+
+    kind: JobKind
+    evaluation: int | None
+    derivation: int | None
+    fetch_only: bool
+    worker_id: UUID
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Assignment:
+        """From a row of CLOSE_ASSIGNMENT or OPEN_ASSIGNMENT."""
+        kind, *rest = row
+        return cls(JobKind(kind), *rest)
+
+
+@attrs.frozen
+class ClaimBuild:
+    """Hand a queued build to a worker (writer message): the seed's `claim_assignment` for builds.
+
+    Answers the assignment id, None when the build is not Queued any more or somebody has it.
+    """
+
+    derivation: int
+    cache_available: bool
+    worker: UUID
+    worker_name: str
+    score: float | None = None
+
+    async def apply(self, tx: Transaction) -> int | None:
+        """Insert the open row and the running attempt."""
+        rows = await tx.rows(
+            CLAIM_BUILD,
+            derivation=self.derivation,
+            cache_available=self.cache_available,
+            worker=self.worker,
+            worker_name=self.worker_name,
+            score=self.score,
+            now=tx.now,
+        )
+        if not rows:
+            return None
+        assignment: int = rows[0][0]
+        await tx.run(
+            OPEN_ATTEMPT,
+            derivation=self.derivation,
+            evaluation=rows[0][1],
+            assignment=assignment,
+            substitute=self.cache_available,
+            now=tx.now,
+        )
+        await tx.run(MARK_DISPATCHED, derivation=self.derivation, now=tx.now)
+        return assignment
+
+
+@attrs.frozen
+class ClaimEvaluation:
+    """Hand a queued evaluation to a worker (writer message): `claim_assignment` for flake jobs."""
+
+    evaluation: int
+    worker: UUID
+    worker_name: str
+    fetch_only: bool = False
+    score: float | None = None
+    # A follow-up of a fetch-only job is claimed while its evaluation stands in Fetching.
+    followup: bool = False
+
+    async def apply(self, tx: Transaction) -> int | None:
+        """Insert the open row; None when the evaluation is not waiting for a worker any more."""
+        expected = EvaluationStatus.FETCHING if self.followup else EvaluationStatus.QUEUED
+        assignment: int | None = await tx.value(
+            CLAIM_EVALUATION,
+            evaluation=self.evaluation,
+            worker=self.worker,
+            worker_name=self.worker_name,
+            score=self.score,
+            fetch_only=self.fetch_only,
+            statuses=[int(expected)],
+            now=tx.now,
+        )
+        return assignment
+
+
+async def open_assignment(tx: Transaction, assignment: int) -> Assignment | None:
+    """The assignment's row while it is open; None when a report about it is stale."""
+    rows = await tx.rows(OPEN_ASSIGNMENT, assignment=assignment)
+    return Assignment.of(rows[0]) if rows else None
+
+
+async def close_assignment(
+    tx: Transaction, assignment: int, outcome: DispatchOutcome, timeline: Sequence[Span] = ()
+) -> Assignment | None:
+    """Close an open assignment; None when it was closed before."""
+    rows = await tx.rows(
+        CLOSE_ASSIGNMENT,
+        assignment=assignment,
+        outcome=outcome,
+        timeline=json.dumps([attrs.asdict(span) for span in timeline]) if timeline else None,
+        now=tx.now,
+    )
+    return Assignment.of(rows[0]) if rows else None
+
+
+async def close_attempt(
+    tx: Transaction,
+    assignment: int,
+    outcome: AttemptOutcome,
+    reason: int | None = None,
+    message: str | None = None,
+) -> None:
+    """Close the running attempt of an assignment."""
+    await tx.run(
+        CLOSE_ATTEMPT, assignment=assignment, outcome=outcome, reason=reason, message=message, now=tx.now
+    )
+
+
+async def abandon_assignments(
+    tx: Transaction, assignments: Collection[int]
+) -> list[tuple[int, JobKind, int | None, int | None]]:
+    """Close those still open as abandoned: (id, kind, evaluation, derivation) of each."""
+    rows = await tx.rows(CLOSE_OPEN_ASSIGNMENTS, ids=ordered(assignments), now=tx.now)
+    return [(i, JobKind(kind), evaluation, derivation) for i, kind, evaluation, derivation in rows]
+
+
+async def mark_abort_sent(tx: Transaction, jobs: Collection[str]) -> list[str]:
+    """Note that an abort goes out to these jobs; returns the ones that are on a worker."""
+    return [row[0] for row in await tx.rows(OPEN_ASSIGNMENTS_OF_JOBS, jobs=sorted(jobs), now=tx.now)]

@@ -1,0 +1,134 @@
+"""The five counters of an evaluation: read, folded, recounted. Layer: graph.
+
+Triggers append signed rows to the ledger; the fold adds them to the evaluation's columns. Counters only
+ever say "not yet": a zero is confirmed by `reachability.eval_blocked`.
+Source: seed "Queueing and Counters", Evaluation Counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import attrs
+
+from gradient.graph.pg import TrioConnection, execute, fetch_value
+from gradient.graph.predicates import live_evaluation
+from gradient.graph.statements import Statement
+from gradient.graph.transaction import Transaction, ordered
+
+# The advisory lock of the fold; the one beside the instance lock.
+FOLD_LOCK: Final = 640
+
+EVAL_COUNTERS: Final = Statement(
+    "eval_counters",
+    """
+    SELECT v.id, v.named_shared_builds + coalesce(l.named, 0), v.active_shared_builds + coalesce(l.active, 0),
+           v.failed_shared_builds + coalesce(l.failed, 0), v.queued_shared_builds + coalesce(l.queued, 0),
+           v.building_shared_builds + coalesce(l.building, 0)
+    FROM evaluation v, LATERAL (
+        SELECT sum(named)::integer AS named, sum(active)::integer AS active, sum(failed)::integer AS failed,
+               sum(queued)::integer AS queued, sum(building)::integer AS building
+        FROM evaluation_shared_build_delta x WHERE x.evaluation = v.id
+    ) l
+    WHERE v.id = ANY(%(ids)s)
+    """,
+)
+TRY_FOLD_LOCK: Final = Statement("try_fold_lock", f"SELECT pg_try_advisory_xact_lock({FOLD_LOCK})")
+TAKE_FOLD_LOCK: Final = Statement("take_fold_lock", f"SELECT pg_advisory_xact_lock({FOLD_LOCK})")
+# Skips every evaluation row that another transaction holds: those deltas wait for the next pass.
+FOLD_DELTAS: Final = Statement(
+    "fold_shared_build_deltas",
+    """
+    WITH free AS (
+        SELECT v.id FROM evaluation v
+        WHERE v.id IN (SELECT evaluation FROM evaluation_shared_build_delta)
+        ORDER BY v.id FOR NO KEY UPDATE SKIP LOCKED
+    ), taken AS (
+        DELETE FROM evaluation_shared_build_delta x USING free
+        WHERE x.evaluation = free.id
+        RETURNING x.evaluation, x.named, x.active, x.failed, x.queued, x.building
+    ), summed AS (
+        SELECT evaluation, sum(named) AS named, sum(active) AS active, sum(failed) AS failed,
+               sum(queued) AS queued, sum(building) AS building
+        FROM taken GROUP BY evaluation
+    )
+    UPDATE evaluation v
+    SET named_shared_builds = v.named_shared_builds + s.named,
+        active_shared_builds = v.active_shared_builds + s.active,
+        failed_shared_builds = v.failed_shared_builds + s.failed,
+        queued_shared_builds = v.queued_shared_builds + s.queued,
+        building_shared_builds = v.building_shared_builds + s.building
+    FROM summed s WHERE v.id = s.evaluation
+    """,
+)
+# A deleted evaluation leaves its deltas behind: the ledger has no foreign key.
+DROP_ORPHAN_DELTAS: Final = Statement(
+    "drop_orphan_deltas",
+    """
+    DELETE FROM evaluation_shared_build_delta x
+    WHERE NOT EXISTS (SELECT FROM evaluation v WHERE v.id = x.evaluation)
+    """,
+)
+RECOUNT_EVALUATIONS: Final = Statement(
+    "recount_evaluations",
+    f"""
+    WITH free AS (
+        SELECT v.id FROM evaluation v WHERE v.id = ANY(%(ids)s) AND {live_evaluation("v")}
+        ORDER BY v.id FOR NO KEY UPDATE SKIP LOCKED
+    ), dropped AS (
+        DELETE FROM evaluation_shared_build_delta x USING free WHERE x.evaluation = free.id
+    ), counted AS (
+        SELECT free.id, count(b.derivation) AS named, coalesce(sum(c.active), 0) AS active,
+               coalesce(sum(c.failed), 0) AS failed, coalesce(sum(c.queued), 0) AS queued,
+               coalesce(sum(c.building), 0) AS building
+        FROM free
+        LEFT JOIN build_job j ON j.evaluation = free.id
+        LEFT JOIN derivation_build b ON b.derivation = j.derivation
+        LEFT JOIN LATERAL evaluation_shared_build_counts(b.status, b.wanted) c ON b.derivation IS NOT NULL
+        GROUP BY free.id
+    )
+    UPDATE evaluation v
+    SET named_shared_builds = n.named, active_shared_builds = n.active, failed_shared_builds = n.failed,
+        queued_shared_builds = n.queued, building_shared_builds = n.building
+    FROM counted n WHERE v.id = n.id
+    RETURNING v.id
+    """,
+)
+
+
+@attrs.frozen
+class Counters:
+    """Shared builds an evaluation names, by what they mean for it."""
+
+    named: int
+    active: int
+    failed: int
+    queued: int
+    building: int
+
+
+async def eval_counters(tx: Transaction, evaluations: Collection[int]) -> dict[int, Counters]:
+    """Folded columns plus unfolded deltas of each evaluation."""
+    rows = await tx.rows(EVAL_COUNTERS, ids=ordered(evaluations))
+    return {evaluation: Counters(*counts) for evaluation, *counts in rows}
+
+
+async def fold_shared_build_deltas(connection: TrioConnection) -> bool:
+    """Fold the ledger into the evaluations; False when another fold is running.
+
+    Runs in its own transaction on a connection of the caller's. Never waits for an evaluation row.
+    """
+    async with connection.transaction():
+        if not await fetch_value(connection, TRY_FOLD_LOCK):
+            return False
+        await execute(connection, FOLD_DELTAS)
+        await execute(connection, DROP_ORPHAN_DELTAS)
+    return True
+
+
+async def recount_evaluations(connection: TrioConnection, evaluations: Collection[int]) -> None:
+    """Count evaluations afresh under the fold lock, skipping those another transaction holds."""
+    async with connection.transaction():
+        await execute(connection, TAKE_FOLD_LOCK)
+        await execute(connection, RECOUNT_EVALUATIONS, {"ids": ordered(evaluations)})

@@ -1,0 +1,478 @@
+"""Transitions of evaluations: creation, phases, parking, the verdict, abort. Layer: graph.
+
+Source: seeds "Jobs" (Reports, Failures, Abort), "Queueing and Counters" (Evaluation Verdict),
+"Waiting and Recovery".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any, Final
+
+import attrs
+
+from gradient.graph.assignments import close_assignment, mark_abort_sent, open_assignment
+from gradient.graph.can_start import promote_closure
+from gradient.graph.counters import eval_counters
+from gradient.graph.dependency_failure import repair_dependency_failed
+from gradient.graph.messages import add_messages
+from gradient.graph.moves import BuildChange, JobAbort
+from gradient.graph.need import need_after, settle_need, update_need
+from gradient.graph.predicates import any_of, live_evaluation
+from gradient.graph.reachability import eval_blocked
+from gradient.graph.statements import Statement
+from gradient.graph.transaction import Rejected, Transaction, ordered
+from gradient.model import (
+    ABORTABLE,
+    BUILDER_STATUSES,
+    EVALUATION_ACTIVE,
+    EVALUATION_EVALUATING,
+    EVALUATION_RUNNING,
+    REQUEUEABLE,
+    BuildStatus,
+    CachedSource,
+    DispatchOutcome,
+    EvaluationKind,
+    EvaluationStatus,
+    FailureKind,
+    MessageLevel,
+    Repository,
+    Span,
+    WalkMode,
+)
+
+# Dispatches after which a lost worker fails the evaluation (seed "Jobs", Lost Worker).
+MAX_EVAL_DISPATCHES: Final = 10
+
+INSERT_EVALUATION: Final = Statement(
+    "insert_evaluation",
+    """
+    INSERT INTO evaluation (project, task, kind, walk_mode, repository, commit, flake_source, wildcards,
+                            started_by, source_comment, concurrent, created_at, updated_at)
+    SELECT p.id, %(task)s, %(kind)s, %(walk_mode)s, %(repository)s, %(commit)s, %(flake_source)s::jsonb,
+           %(wildcards)s, %(started_by)s, %(comment)s, %(task)s::bigint IS NULL, %(now)s, %(now)s
+    FROM project p WHERE p.name = %(project)s
+    RETURNING id
+    """,
+)
+# One writer of the status: stamps and history go with it, and a parked reason goes away.
+SET_STATUS: Final = Statement(
+    "set_evaluation_status",
+    f"""
+    WITH moved AS (
+        UPDATE evaluation v
+        SET status = %(status)s, updated_at = %(now)s, waiting_reason = %(reason)s::jsonb,
+            waiting_since = CASE WHEN %(reason)s::jsonb IS NULL THEN NULL ELSE %(now)s::timestamptz END,
+            fetch_started_at = CASE WHEN %(status)s = {int(EvaluationStatus.FETCHING)}
+                               THEN coalesce(fetch_started_at, %(now)s) ELSE fetch_started_at END,
+            eval_flake_started_at = CASE WHEN %(status)s = {int(EvaluationStatus.EVALUATING_FLAKE)}
+                               THEN coalesce(eval_flake_started_at, %(now)s) ELSE eval_flake_started_at END,
+            eval_drv_started_at = CASE WHEN %(status)s = {int(EvaluationStatus.EVALUATING_DERIVATION)}
+                               THEN coalesce(eval_drv_started_at, %(now)s) ELSE eval_drv_started_at END,
+            building_started_at = CASE WHEN %(status)s = {int(EvaluationStatus.BUILDING)}
+                               THEN coalesce(building_started_at, %(now)s) ELSE building_started_at END,
+            finished_at = CASE WHEN {live_evaluation("v").replace("v.status", "%(status)s")}
+                          THEN NULL ELSE %(now)s::timestamptz END
+        WHERE v.id = %(evaluation)s AND v.status = ANY(%(allowed)s) AND v.status <> %(status)s
+        RETURNING v.id
+    )
+    INSERT INTO phase_event (evaluation, status, at) SELECT id, %(status)s, %(now)s FROM moved
+    RETURNING evaluation
+    """,
+)
+SET_WAITING_REASON: Final = Statement(
+    "set_waiting_reason",
+    """
+    UPDATE evaluation SET waiting_reason = %(reason)s::jsonb, updated_at = %(now)s, waiting_since = %(now)s
+    WHERE id = %(evaluation)s AND status = 4 AND waiting_reason IS DISTINCT FROM %(reason)s::jsonb
+    RETURNING id
+    """,
+)
+SET_FLAKE_SOURCE: Final = Statement(
+    "set_flake_source",
+    "UPDATE evaluation SET flake_source = %(source)s::jsonb, commit = coalesce(%(rev)s, commit)"
+    " WHERE id = %(evaluation)s",
+)
+SET_STATS: Final = Statement(
+    "set_evaluation_stats",
+    """
+    INSERT INTO evaluation_metric (evaluation, attributes, derivations, failed_attributes, fetch_ms, eval_ms,
+                                   walk_ms, peak_rss_mb)
+    VALUES (%(evaluation)s, %(attributes)s, %(derivations)s, %(failed_attributes)s, %(fetch_ms)s, %(eval_ms)s,
+            %(walk_ms)s, %(peak_rss_mb)s)
+    ON CONFLICT (evaluation) DO UPDATE
+    SET attributes = excluded.attributes, derivations = excluded.derivations,
+        failed_attributes = excluded.failed_attributes, fetch_ms = excluded.fetch_ms,
+        eval_ms = excluded.eval_ms, walk_ms = excluded.walk_ms, peak_rss_mb = excluded.peak_rss_mb
+    """,
+)
+COUNT_DISPATCHES: Final = Statement(
+    "count_eval_dispatches",
+    """
+    SELECT count(*), count(*) FILTER (WHERE outcome <> 2) FROM dispatched_job
+    WHERE evaluation = %(evaluation)s AND kind = 0
+    """,
+)
+# Evaluations past their evaluation phase that name one of these.
+TO_FINISH: Final = Statement(
+    "evaluations_to_finish",
+    f"""
+    SELECT DISTINCT v.id FROM build_job j JOIN evaluation v ON v.id = j.evaluation
+    WHERE j.derivation = ANY(%(ids)s) AND v.building_started_at IS NOT NULL
+      AND {any_of("v.status", {EvaluationStatus.BUILDING, EvaluationStatus.WAITING})}
+    """,
+)
+HAS_FAILED: Final = Statement(
+    "evaluation_has_failed",
+    f"""
+    SELECT EXISTS (SELECT FROM evaluation_message m WHERE m.evaluation = %(evaluation)s AND m.level = 0)
+        OR EXISTS (SELECT FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
+                   WHERE j.evaluation = %(evaluation)s AND {any_of("b.status", REQUEUEABLE)})
+    """,
+)
+ENTRY_POINTS_OF: Final = Statement(
+    "entry_points_of", "SELECT DISTINCT derivation FROM entry_point WHERE evaluation = %(evaluation)s"
+)
+# After the need was released: what this evaluation names and nobody live wants.
+ABORT_UNWANTED: Final = Statement(
+    "abort_unwanted_builds",
+    f"""
+    WITH doomed AS (
+        SELECT b.derivation, b.status FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
+        WHERE j.evaluation = %(evaluation)s AND NOT b.wanted AND {any_of("b.status", ABORTABLE)}
+        ORDER BY b.derivation FOR NO KEY UPDATE OF b
+    )
+    UPDATE derivation_build b SET status = {int(BuildStatus.ABORTED)}, updated_at = %(now)s
+    FROM doomed d WHERE b.derivation = d.derivation
+    RETURNING b.derivation, d.status
+    """,
+)
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+async def set_status(
+    tx: Transaction,
+    evaluation: int,
+    status: EvaluationStatus,
+    allowed: Collection[EvaluationStatus],
+    reason: dict[str, Any] | None = None,
+) -> bool:
+    """Move an evaluation to `status` from one of `allowed`; False when it stands elsewhere."""
+    moved = await tx.ids(
+        SET_STATUS,
+        evaluation=evaluation,
+        status=status,
+        allowed=sorted(allowed),
+        reason=None if reason is None else json.dumps(reason),
+        now=tx.now,
+    )
+    if moved:
+        tx.moves.evaluations[evaluation] = status
+    return bool(moved)
+
+
+@attrs.frozen
+class CreateEvaluation:
+    """A new evaluation in Queued (writer message); exactly one of `repository` and `cached` is set.
+
+    Answers its id. Raises Rejected for an unknown project. Not idempotent: the caller sends it once.
+    """
+
+    project: str
+    repository: Repository | None = None
+    cached: CachedSource | None = None
+    wildcards: tuple[str, ...] = ()
+    task: int | None = None
+    kind: EvaluationKind = EvaluationKind.NORMAL
+    walk_mode: WalkMode = WalkMode.PRUNED
+    started_by: str | None = None
+    comment: str | None = None
+
+    async def apply(self, tx: Transaction) -> int:
+        """Insert the row."""
+        evaluation: int | None = await tx.value(
+            INSERT_EVALUATION,
+            project=self.project,
+            task=self.task,
+            kind=self.kind,
+            walk_mode=self.walk_mode,
+            repository=self.repository.url if self.repository else None,
+            commit=self.repository.commit if self.repository else None,
+            flake_source=json.dumps(attrs.asdict(self.cached)) if self.cached else None,
+            wildcards=self.wildcards,
+            started_by=self.started_by,
+            comment=self.comment,
+            now=tx.now,
+        )
+        if evaluation is None:
+            raise Rejected(f"there is no project {self.project!r}")
+        tx.moves.evaluations[evaluation] = EvaluationStatus.QUEUED
+        return evaluation
+
+
+# --- reports of a flake job -----------------------------------------------------------------------
+
+# The statuses a phase report may come from: a cached follow-up skips Fetching.
+_BEFORE: Final = {
+    EvaluationStatus.FETCHING: {EvaluationStatus.QUEUED},
+    EvaluationStatus.EVALUATING_FLAKE: {EvaluationStatus.QUEUED, EvaluationStatus.FETCHING},
+    EvaluationStatus.EVALUATING_DERIVATION: {EvaluationStatus.QUEUED} | EVALUATION_RUNNING,
+}
+
+
+@attrs.frozen
+class EvaluationPhase:
+    """A worker's Fetching, EvaluatingFlake or EvaluatingDerivations (writer message)."""
+
+    assignment: int
+    status: EvaluationStatus
+
+    async def apply(self, tx: Transaction) -> bool:
+        """Move the evaluation on; False when the assignment is closed: the job must stop."""
+        job = await open_assignment(tx, self.assignment)
+        if job is None or job.evaluation is None:
+            return False
+        await set_status(tx, job.evaluation, self.status, _BEFORE[self.status])
+        return True
+
+
+@attrs.frozen
+class StoreFetchResult:
+    """The fetched source of an evaluation (writer message)."""
+
+    evaluation: int
+    source: CachedSource
+
+    async def apply(self, tx: Transaction) -> None:
+        """Store it."""
+        source = json.dumps(attrs.asdict(self.source))
+        await tx.run(SET_FLAKE_SOURCE, evaluation=self.evaluation, source=source, rev=self.source.rev)
+
+
+@attrs.frozen
+class StoreEvalStats:
+    """Evaluation metrics (writer message)."""
+
+    evaluation: int
+    attributes: int
+    derivations: int
+    failed_attributes: int
+    fetch_ms: int | None = None
+    eval_ms: int | None = None
+    walk_ms: int | None = None
+    peak_rss_mb: int | None = None
+
+    async def apply(self, tx: Transaction) -> None:
+        """Store them."""
+        await tx.run(SET_STATS, **attrs.asdict(self))
+
+
+@attrs.frozen
+class EvalStreamCompleted:
+    """JobCompleted of a flake job (writer message): every batch is recorded.
+
+    A fetch-only job leaves its evaluation in Fetching for the follow-up and answers True. Otherwise the
+    evaluation turns Building, and ends at once when nothing blocks it.
+    """
+
+    assignment: int
+    timeline: tuple[Span, ...] = ()
+
+    async def apply(self, tx: Transaction) -> bool:
+        """Close the assignment and move on; answers whether a follow-up job is due."""
+        job = await close_assignment(tx, self.assignment, DispatchOutcome.COMPLETED, self.timeline)
+        if job is None or job.evaluation is None:
+            return False
+        if job.fetch_only:
+            return True
+        moved = await set_status(tx, job.evaluation, EvaluationStatus.BUILDING, EVALUATION_EVALUATING)
+        if moved:
+            await repair_dependency_failed(tx, job.evaluation)
+            await promote_closure(tx, job.evaluation)
+            await check_evaluation_done(tx, job.evaluation)
+        return False
+
+
+@attrs.frozen
+class EvalFailed:
+    """JobFailed of a flake job (writer message)."""
+
+    assignment: int
+    kind: FailureKind
+    error: str
+    max_attempts: int
+    timeline: tuple[Span, ...] = ()
+
+    async def apply(self, tx: Transaction) -> None:
+        """Requeue or end the evaluation, by the kind of failure (seed "Jobs", Failures)."""
+        abandoned = self.kind in {FailureKind.CANCELED, FailureKind.ABORTED}
+        outcome = DispatchOutcome.ABANDONED if abandoned else DispatchOutcome.FAILED
+        job = await close_assignment(tx, self.assignment, outcome, self.timeline)
+        if job is None or job.evaluation is None:
+            return
+        if self.kind is FailureKind.ABORTED:
+            await abort_evaluation(tx, job.evaluation, self.error)
+        elif self.kind is FailureKind.CANCELED or await self._may_retry(tx, job.evaluation):
+            await set_status(tx, job.evaluation, EvaluationStatus.QUEUED, EVALUATION_RUNNING)
+            tx.moves.returned.add(f"eval:{job.evaluation}")
+        else:
+            await fail_evaluation(tx, job.evaluation, "evaluation", self.error)
+
+    async def _may_retry(self, tx: Transaction, evaluation: int) -> bool:
+        if self.kind is not FailureKind.TRANSIENT:
+            return False
+        _, counted = (await tx.rows(COUNT_DISPATCHES, evaluation=evaluation))[0]
+        return bool(counted < self.max_attempts)
+
+
+# --- parking --------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class ParkEvaluation:
+    """Park an evaluation with a reason, or renew the reason of a parked one (writer message)."""
+
+    evaluation: int
+    reason: dict[str, Any]
+
+    async def apply(self, tx: Transaction) -> None:
+        """Turn it Waiting; written only when the reason's JSON changed."""
+        parked = await set_status(
+            tx,
+            self.evaluation,
+            EvaluationStatus.WAITING,
+            EVALUATION_ACTIVE - {EvaluationStatus.WAITING},
+            self.reason,
+        )
+        if not parked:
+            changed = await tx.ids(
+                SET_WAITING_REASON,
+                evaluation=self.evaluation,
+                reason=json.dumps(self.reason),
+                now=tx.now,
+            )
+            tx.moves.progressed.update(changed)
+
+
+@attrs.frozen
+class UnparkEvaluation:
+    """Back from Waiting to Queued or Building (writer message)."""
+
+    evaluation: int
+    status: EvaluationStatus
+
+    async def apply(self, tx: Transaction) -> None:
+        """Move it; a no-op when it is not parked any more."""
+        if await set_status(tx, self.evaluation, self.status, {EvaluationStatus.WAITING}):
+            tx.moves.returned.add(f"eval:{self.evaluation}")
+
+
+async def lose_evaluations(tx: Transaction, evaluations: Collection[int]) -> None:
+    """Their worker is gone: they wait for one, or fail when that happened too often."""
+    for evaluation in ordered(evaluations):
+        dispatches, _ = (await tx.rows(COUNT_DISPATCHES, evaluation=evaluation))[0]
+        if dispatches >= MAX_EVAL_DISPATCHES:
+            why = f"given up after {dispatches} workers were lost in the middle of it"
+            await fail_evaluation(tx, evaluation, "evaluation", why)
+        else:
+            await set_status(tx, evaluation, EvaluationStatus.QUEUED, EVALUATION_RUNNING)
+            tx.moves.returned.add(f"eval:{evaluation}")
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+async def check_evaluation_done(tx: Transaction, evaluation: int) -> bool:
+    """Write the verdict once no blocking shared build is left; True when it was written."""
+    counters = (await eval_counters(tx, [evaluation])).get(evaluation)
+    if counters is None or counters.active > 0 or await eval_blocked(tx, evaluation):
+        return False
+    failed = await tx.value(HAS_FAILED, evaluation=evaluation)
+    verdict = EvaluationStatus.FAILED if failed else EvaluationStatus.COMPLETED
+    building = {EvaluationStatus.BUILDING, EvaluationStatus.WAITING}
+    return await set_status(tx, evaluation, verdict, building)
+
+
+async def finish_evaluations(tx: Transaction) -> None:
+    """Finish every evaluation that names what this transaction ended or stopped wanting."""
+    unsettled = [
+        i for i in tx.moves.unsettled if i not in tx.moves.builds or tx.moves.builds[i].new not in ABORTABLE
+    ]
+    tx.moves.unsettled.clear()
+    if unsettled:
+        for evaluation in await tx.ids(TO_FINISH, ids=ordered(unsettled)):
+            await check_evaluation_done(tx, evaluation)
+
+
+@attrs.frozen
+class FinishEvaluation:
+    """Check an evaluation whose counters say that nothing blocks it (writer message)."""
+
+    evaluation: int
+
+    async def apply(self, tx: Transaction) -> bool:
+        """Write the verdict if it is due."""
+        return await check_evaluation_done(tx, self.evaluation)
+
+
+async def fail_evaluation(tx: Transaction, evaluation: int, source: str, error: str) -> None:
+    """End an evaluation with an error. What it named is still wanted by its entry points."""
+    await add_messages(tx, evaluation, MessageLevel.ERROR, source, [error])
+    await set_status(tx, evaluation, EvaluationStatus.FAILED, EVALUATION_ACTIVE)
+
+
+@attrs.frozen
+class FailEvaluation:
+    """Fail an evaluation from the server's side (writer message)."""
+
+    evaluation: int
+    source: str
+    error: str
+
+    async def apply(self, tx: Transaction) -> None:
+        """End it with the error, and stop its flake job."""
+        await fail_evaluation(tx, self.evaluation, self.source, self.error)
+        await _abort_jobs(tx, [f"eval:{self.evaluation}"], self.error)
+
+
+async def abort_evaluation(tx: Transaction, evaluation: int, reason: str) -> bool:
+    """Abort an evaluation and the builds that no other live evaluation wants; False when it had ended."""
+    if not await set_status(tx, evaluation, EvaluationStatus.ABORTED, EVALUATION_ACTIVE):
+        return False
+    await add_messages(tx, evaluation, MessageLevel.NOTICE, "abort", [reason])
+    await release_evaluation_need(tx, evaluation, reason)
+    return True
+
+
+async def release_evaluation_need(tx: Transaction, evaluation: int, reason: str) -> None:
+    """Update the need below the entry points of an aborted evaluation, and stop what lost it."""
+    change = await update_need(tx, await tx.ids(ENTRY_POINTS_OF, evaluation=evaluation))
+    rows = await tx.rows(ABORT_UNWANTED, evaluation=evaluation, now=tx.now)
+    changes = [BuildChange(i, BuildStatus(old), BuildStatus.ABORTED) for i, old in rows]
+    tx.moves.change(changes)
+    await settle_need(tx, change)
+    await need_after(tx, [c for c in changes if c.old in BUILDER_STATUSES])
+    jobs = [f"eval:{evaluation}", *(f"build:{c.derivation}" for c in changes)]
+    await _abort_jobs(tx, jobs, reason)
+
+
+async def _abort_jobs(tx: Transaction, jobs: Collection[str], reason: str) -> None:
+    tx.moves.aborts += [JobAbort(job, reason) for job in await mark_abort_sent(tx, jobs)]
+
+
+@attrs.frozen
+class AbortEvaluation:
+    """Abort an evaluation (writer message), with a warning for its page when there is one."""
+
+    evaluation: int
+    reason: str
+    warning: str | None = None
+
+    async def apply(self, tx: Transaction) -> bool:
+        """Abort it; False when it had ended already."""
+        if self.warning:
+            await add_messages(tx, self.evaluation, MessageLevel.WARNING, "scheduler", [self.warning])
+        return await abort_evaluation(tx, self.evaluation, self.reason)
