@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.pg import TrioConnection, execute, fetch_value
+from gradient.graph.pg import Connection, execute, fetch_value
 from gradient.graph.predicates import live_evaluation
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
@@ -114,7 +114,7 @@ async def eval_counters(tx: Transaction, evaluations: Collection[int]) -> dict[i
     return {evaluation: Counters(*counts) for evaluation, *counts in rows}
 
 
-async def fold_shared_build_deltas(connection: TrioConnection) -> bool:
+async def fold_shared_build_deltas(connection: Connection) -> bool:
     """Fold the ledger into the evaluations; False when another fold is running.
 
     Runs in its own transaction on a connection of the caller's. Never waits for an evaluation row.
@@ -127,7 +127,7 @@ async def fold_shared_build_deltas(connection: TrioConnection) -> bool:
     return True
 
 
-async def recount_evaluations(connection: TrioConnection, evaluations: Collection[int]) -> None:
+async def recount_evaluations(connection: Connection, evaluations: Collection[int]) -> None:
     """Count evaluations afresh under the fold lock, skipping those another transaction holds."""
     async with connection.transaction():
         await execute(connection, TAKE_FOLD_LOCK)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from gradient.graph.moves import Moves
-from gradient.graph.pg import GraphError, TrioConnection, execute, fetch_all, fetch_value
+from gradient.graph.pg import GraphError, Connection, execute, fetch_all, fetch_value
 from gradient.graph.statements import Statement
 
 T_co = TypeVar("T_co", covariant=True)
@@ -36,7 +36,7 @@ class Message(Protocol[T_co]):
 class Transaction:
     """A running transaction. `now` is the one time every statement in it uses."""
 
-    connection: TrioConnection
+    connection: Connection
     now: datetime
     moves: Moves = attrs.field(factory=Moves)
 

@@ -20,7 +20,8 @@ import trio
 
 from gradient.graph.evaluations import finish_evaluations
 from gradient.graph.moves import Moves
-from gradient.graph.pg import TrioConnection, is_content_error, is_retryable
+from gradient.graph.pg import Connection, execute, is_content_error, is_retryable
+from gradient.graph.statements import Statement
 from gradient.graph.transaction import Message, Transaction
 
 log = structlog.get_logger()
@@ -32,6 +33,8 @@ SHARED_MESSAGES: Final = 32
 # Budget of one transaction in seconds, all its tries included.
 TRANSACTION_BUDGET: Final = 120.0
 TRIES: Final = 3
+
+STILL_SOUND: Final = Statement("transaction_still_sound", "SELECT 1")
 
 
 class WriterStopped(Exception):
@@ -124,7 +127,7 @@ class GraphWriter:
                 break
         return True
 
-    async def _transact(self, connection: TrioConnection) -> None:
+    async def _transact(self, connection: Connection) -> None:
         """One shared transaction with its tries; answers every request in `_taken`."""
         with trio.move_on_after(TRANSACTION_BUDGET) as budget:
             for attempt in range(1, TRIES + 1):
@@ -146,16 +149,15 @@ class GraphWriter:
             self.publish(moves)
         self._answer(answers)
 
-    async def _attempt(self, connection: TrioConnection) -> tuple[list[tuple[_Request, Any]], Moves]:
+    async def _attempt(self, connection: Connection) -> tuple[list[tuple[_Request, Any]], Moves]:
         answers: list[tuple[_Request, Any]] = []
         tx = Transaction(connection, self.clock())
         async with connection.transaction():
             for request in self._taken:
                 answers.append((request, await self._apply(tx, request.message)))
             await finish_evaluations(tx)
-            if connection.is_broken_transaction():
-                # An error somebody swallowed: COMMIT would silently roll back.
-                raise TransactionLost
+            # After an error that somebody swallowed, COMMIT would silently roll back: this fails instead.
+            await execute(connection, STILL_SOUND)
         return answers, tx.moves
 
     async def _apply(self, tx: Transaction, message: Message[Any]) -> Any:
