@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gradient.graph.embedded import EmbeddedPostgres
 from gradient.graph.migrate import migrate
-from gradient.graph.pg import Pool, TrioConnection
+from gradient.graph.pg import Connection, Pool
 
 # Nothing here outlives the run: a test must not wait for a disk.
 TEST_SETTINGS = {
@@ -105,7 +105,7 @@ def template(admin: psycopg.Connection, admin_url: str) -> Iterator[str]:
     """The name of a database with all migrations applied."""
 
     async def fill(url: str) -> None:
-        async with await TrioConnection.connect(url) as connection:
+        async with await Connection.connect(url) as connection:
             await migrate(connection, NOW)
 
     with fresh_database(admin, admin_url, "template0") as (name, url):
@@ -128,9 +128,9 @@ def empty_database_url(admin: psycopg.Connection, admin_url: str) -> Iterator[st
 
 
 @pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[TrioConnection]:
+async def connection(database_url: str) -> AsyncIterator[Connection]:
     """A connection to this test's database."""
-    async with await TrioConnection.connect(database_url) as connection:
+    async with await Connection.connect(database_url) as connection:
         yield connection
 
 

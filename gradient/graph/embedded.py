@@ -45,7 +45,7 @@ import structlog
 import trio
 
 from gradient.graph import pg
-from gradient.graph.pg import DatabaseGone, DatabaseInUse, GraphError, TrioConnection
+from gradient.graph.pg import Connection, DatabaseGone, DatabaseInUse, PostgresError
 from gradient.graph.statements import Statement
 
 log = structlog.get_logger(__name__)
@@ -116,7 +116,7 @@ DATABASE_EXISTS = Statement(
 )
 
 
-class EmbeddedFailed(GraphError):
+class EmbeddedFailed(PostgresError):
     """The embedded PostgreSQL cannot be started."""
 
 
@@ -276,7 +276,7 @@ class EmbeddedPostgres:
         return process, _Journal(trio.lowlevel.FdStream(output))
 
     async def _create_database(self) -> None:
-        async with await TrioConnection.connect(self.url_of("postgres")) as connection:
+        async with await Connection.connect(self.url_of("postgres")) as connection:
             if not await pg.fetch_value(connection, DATABASE_EXISTS, {"name": DATABASE}):
                 await pg.execute(connection, f"CREATE DATABASE {DATABASE}")
 

@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from gradient.graph import pg
-from gradient.graph.pg import DatabaseGone, DatabaseInUse, GraphError, TrioConnection
+from gradient.graph.pg import Connection, DatabaseGone, DatabaseInUse, PostgresError
 from gradient.graph.statements import Statement
 
 SCHEMA: Final = Path(__file__).parent / "schema"
@@ -55,15 +55,15 @@ RECORD_MIGRATION = Statement(
 TAKE_INSTANCE_LOCK = Statement("take_instance_lock", "SELECT pg_advisory_lock(%(key)s::bigint)")
 
 
-class DatabaseTooNew(GraphError):
+class DatabaseTooNew(PostgresError):
     """The database was used by a newer Gradient."""
 
 
-class MigrationChanged(GraphError):
+class MigrationChanged(PostgresError):
     """An applied migration is not the file it was."""
 
 
-class BadMigrations(GraphError):
+class BadMigrations(PostgresError):
     """The migration files are not numbered 0001, 0002, ... without gaps."""
 
 
@@ -124,7 +124,7 @@ def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> Sequence[
 
 
 async def migrate(
-    connection: TrioConnection, now: datetime, migrations: Sequence[Migration] | None = None
+    connection: Connection, now: datetime, migrations: Sequence[Migration] | None = None
 ) -> Sequence[Migration]:
     """Bring the database to the newest schema; the migrations applied.
 
@@ -141,7 +141,7 @@ async def migrate(
     return todo
 
 
-async def _apply(connection: TrioConnection, migration: Migration, now: datetime) -> None:
+async def _apply(connection: Connection, migration: Migration, now: datetime) -> None:
     async with connection.transaction():
         # Without parameters the text may hold many statements, and a percent sign is itself.
         await pg.execute(connection, migration.text)
@@ -172,18 +172,18 @@ class InstanceLock:
         Raises `DatabaseInUse` when another server has it for `INSTANCE_WAIT` seconds, and
         `DatabaseGone` when the connection, and so the lock, is lost.
         """
-        async with await TrioConnection.connect(self.url) as connection:
+        async with await Connection.connect(self.url) as connection:
             await self._acquire(connection)
             task_status.started()
             await self._watch(connection)
 
-    async def _acquire(self, connection: TrioConnection) -> None:
+    async def _acquire(self, connection: Connection) -> None:
         with trio.move_on_after(INSTANCE_WAIT):
             await pg.execute(connection, TAKE_INSTANCE_LOCK, {"key": INSTANCE_KEY})
             return
         raise DatabaseInUse("another Gradient server uses this database: stop it, or name another database")
 
-    async def _watch(self, connection: TrioConnection) -> None:
+    async def _watch(self, connection: Connection) -> None:
         """The server says nothing on this connection but that it ends."""
         async for _ in connection.notifies():
             pass

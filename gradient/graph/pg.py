@@ -76,11 +76,11 @@ CONNECT_DEFAULTS: Final[ConnDict] = {
 RECONNECT_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-class GraphError(Exception):
-    """Something went wrong in the build graph."""
+class PostgresError(Exception):
+    """PostgreSQL cannot be used as it is: the base of what this package says of the database itself."""
 
 
-class DatabaseGone(GraphError, psycopg.OperationalError):
+class DatabaseGone(PostgresError, psycopg.OperationalError):
     """The database went away."""
 
 
@@ -88,13 +88,30 @@ class DatabaseDown(DatabaseGone):
     """The database cannot be reached."""
 
 
-class DatabaseInUse(GraphError):
+class DatabaseInUse(PostgresError):
     """Another Gradient server uses this database."""
 
 
+class GraphError(Exception):
+    """The content of a message cannot be applied: it fails that message alone, in words for its sender."""
+
+
 # What `supervise` restarts a task on: the server stopped, refused, or cut the connection. Wrong SQL,
-# broken constraints and wrong values are bugs of ours and not among them.
+# broken constraints and wrong values are not among them.
 DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (psycopg.OperationalError,)
+
+# A deadlock, a serialisation failure, and a transaction that an unnoticed error had failed already.
+_RETRYABLE: Final = frozenset({"40P01", "40001", "25P02"})
+
+
+def is_retryable(error: Exception) -> bool:
+    """Whether the whole transaction may succeed when it is run again."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE
+
+
+def is_content_error(error: Exception) -> bool:
+    """Whether the values are at fault: refused by us, out of range, or against a constraint."""
+    return isinstance(error, GraphError | psycopg.DataError | psycopg.IntegrityError)
 
 
 # --- driving psycopg's generators -----------------------------------------------------------------
@@ -170,7 +187,7 @@ async def _drive_connecting(gen: PQGenConn[T]) -> T:
 # --- the connection -------------------------------------------------------------------------------
 
 
-class TrioConnection(psycopg.AsyncConnection[TupleRow]):
+class Connection(psycopg.AsyncConnection[TupleRow]):
     """A psycopg connection for trio, always in autocommit mode. Close it with `async with` or `close()`.
 
     One task at a time: a second one waits at `lock`. All methods raise `psycopg.Error`; those in
@@ -183,7 +200,7 @@ class TrioConnection(psycopg.AsyncConnection[TupleRow]):
             self.row_factory = row_factory
         # asyncio's lock would work until the first contention and fail then.
         self.lock = trio.Lock()  # type: ignore[assignment]
-        self.cursor_factory = TrioCursor
+        self.cursor_factory = _Cursor
         self._adapters = AdaptersMap(ADAPTERS)
         self._autocommit = True
         # While a COPY runs, nobody knows what the peer has seen: cancellation closes.
@@ -301,7 +318,7 @@ class TrioConnection(psycopg.AsyncConnection[TupleRow]):
 
         However it is cancelled, the connection is idle after it (or closed) and all or nothing is done.
         """
-        transaction = TrioTransaction(self, savepoint_name, force_rollback)
+        transaction = _Transaction(self, savepoint_name, force_rollback)
         if self._pipeline:
             async with self.pipeline(), transaction, self.pipeline():
                 yield transaction
@@ -318,6 +335,10 @@ class TrioConnection(psycopg.AsyncConnection[TupleRow]):
             await _drive_connecting(self._cancel_gen())
             return
         raise psycopg.errors.CancellationTimeout("cancellation timeout expired")
+
+    def is_broken_transaction(self) -> bool:
+        """Whether an error has failed the open transaction: its COMMIT would roll back, silently."""
+        return self.pgconn.transaction_status == pq.TransactionStatus.INERROR
 
     def abandon(self) -> None:
         """Close the socket at once: PostgreSQL rolls back and frees what the session held."""
@@ -341,10 +362,10 @@ class TrioConnection(psycopg.AsyncConnection[TupleRow]):
         await self.close()
 
 
-class TrioTransaction(AsyncTransaction):
+class _Transaction(AsyncTransaction):
     """BEGIN, COMMIT and ROLLBACK that a cancellation cannot interrupt (style: all or nothing)."""
 
-    _conn: TrioConnection
+    _conn: Connection
 
     async def __aenter__(self) -> Self:
         async with self._conn.lock:
@@ -379,10 +400,10 @@ class TrioTransaction(AsyncTransaction):
         return await self._conn.insist(partial(_drive, gen, self.pgconn.socket))
 
 
-class TrioCursor(psycopg.AsyncCursor[Any]):
+class _Cursor(psycopg.AsyncCursor[Any]):
     """A cursor whose COPY closes the connection when it is cancelled."""
 
-    _conn: TrioConnection
+    _conn: Connection
 
     @asynccontextmanager
     async def copy(
@@ -416,29 +437,27 @@ def _one_line(error: Exception) -> str:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-async def execute(
-    connection: TrioConnection, statement: Statement | str, parameters: Parameters = None
-) -> int:
+async def execute(connection: Connection, statement: Statement | str, parameters: Parameters = None) -> int:
     """Run `statement`; how many rows it touched."""
     return (await _run(connection, statement, parameters)).rowcount
 
 
 async def fetch_all(
-    connection: TrioConnection, statement: Statement | str, parameters: Parameters = None
+    connection: Connection, statement: Statement | str, parameters: Parameters = None
 ) -> list[tuple[Any, ...]]:
     """All rows, as tuples."""
     return await (await _run(connection, statement, parameters)).fetchall()
 
 
 async def fetch_one(
-    connection: TrioConnection, statement: Statement | str, parameters: Parameters = None
+    connection: Connection, statement: Statement | str, parameters: Parameters = None
 ) -> tuple[Any, ...] | None:
     """The first row, or None."""
     return await (await _run(connection, statement, parameters)).fetchone()
 
 
 async def fetch_value(
-    connection: TrioConnection, statement: Statement | str, parameters: Parameters = None
+    connection: Connection, statement: Statement | str, parameters: Parameters = None
 ) -> Any:
     """The first column of the first row, or None when there is no row."""
     row = await fetch_one(connection, statement, parameters)
@@ -446,7 +465,7 @@ async def fetch_value(
 
 
 async def fetch_as(
-    connection: TrioConnection, cls: type[T], statement: Statement | str, parameters: Parameters = None
+    connection: Connection, cls: type[T], statement: Statement | str, parameters: Parameters = None
 ) -> list[T]:
     """All rows, as values of the attrs class `cls`: columns go to its fields by name."""
     cursor = connection.cursor(row_factory=rows_as(cls))
@@ -455,7 +474,7 @@ async def fetch_as(
 
 
 async def _run(
-    connection: TrioConnection, statement: Statement | str, parameters: Parameters
+    connection: Connection, statement: Statement | str, parameters: Parameters
 ) -> psycopg.AsyncCursor[TupleRow]:
     return await connection.cursor().execute(_text(statement), parameters)
 
@@ -473,8 +492,8 @@ class Pool:
 
     url: str
     # Holds `size` slots between loans: an idle connection, or None for one still to be made.
-    _give: trio.MemorySendChannel[TrioConnection | None]
-    _take: trio.MemoryReceiveChannel[TrioConnection | None]
+    _give: trio.MemorySendChannel[Connection | None]
+    _take: trio.MemoryReceiveChannel[Connection | None]
     # Once closed, what comes back is not kept.
     _closed: bool = False
 
@@ -482,7 +501,7 @@ class Pool:
     @asynccontextmanager
     async def open(cls, url: str, size: int) -> AsyncIterator[Pool]:
         """A pool of up to `size` connections to `url`; none is made before it is needed."""
-        give, take = trio.open_memory_channel[TrioConnection | None](size)
+        give, take = trio.open_memory_channel[Connection | None](size)
         for _ in range(size):
             give.send_nowait(None)
         pool = cls(url, give, take)
@@ -492,7 +511,7 @@ class Pool:
             pool._close()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[TrioConnection]:
+    async def connection(self) -> AsyncIterator[Connection]:
         """Borrow a connection; waits while all are lent. A broken one is replaced.
 
         Raises `DatabaseDown` when the server has not answered for `RECONNECT_PAUSES`. What is given
@@ -506,15 +525,15 @@ class Pool:
         finally:
             self._put(connection)
 
-    async def _connect(self) -> TrioConnection:
+    async def _connect(self) -> Connection:
         for pause in RECONNECT_PAUSES:
             try:
-                return await TrioConnection.connect(self.url)
+                return await Connection.connect(self.url)
             except DatabaseDown:
                 await trio.sleep(pause)
-        return await TrioConnection.connect(self.url)
+        return await Connection.connect(self.url)
 
-    def _put(self, connection: TrioConnection | None) -> None:
+    def _put(self, connection: Connection | None) -> None:
         idle = connection and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
         if connection is not None and (self._closed or not idle):
             connection.abandon()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gradient.graph import pg
-from gradient.graph.pg import Pool, TrioConnection
+from gradient.graph.pg import Connection, Pool
 
 
-async def test_a_list_is_an_array(connection: TrioConnection) -> None:
+async def test_a_list_is_an_array(connection: Connection) -> None:
     query = "SELECT x FROM unnest(%(ids)s::bigint[]) AS x"
     assert await pg.fetch_all(connection, query, {"ids": [1, 2**40]}) == [(1,), (2**40,)]
 
