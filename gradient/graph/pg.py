@@ -1,0 +1,548 @@
+"""The connection to PostgreSQL: psycopg 3 driven by trio, a pool of readers, and four ways to ask.
+
+Layer: rank 2. Owns everything that touches psycopg's private parts (`wait`, `_connect_gen`,
+`_cancel_gen`, `_enter_gen`, `_exit_gen`), which move between its patch releases: psycopg is pinned
+exactly and `tests/graph/test_pg_contract.py` has a test for each.
+
+psycopg's protocol code is generators that yield "wait until readable/writable" and never do IO
+themselves; its asyncio half is only the driver of those. So this file replaces the driver:
+
+- A cancelled statement is cancelled in PostgreSQL too, and the connection stays usable. Whether an
+  autocommitted statement took effect before the cancellation arrived is not known to the caller.
+- BEGIN, COMMIT and ROLLBACK are finished although cancelled, within `CLEANUP_LIMIT`: trio's
+  cancellation is level-triggered, so without that a cancelled block would leave a transaction open.
+- Cancellation within COPY or a pipeline closes the connection, because nobody knows what was sent.
+- Connections are in autocommit mode; several statements that belong together are written
+  `async with connection.transaction():`.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeAlias, TypeVar
+
+import attrs
+import psycopg
+import trio
+from psycopg import pq
+from psycopg._capabilities import capabilities
+from psycopg.abc import AdaptContext, ConnDict, ConnParam, PQGen, PQGenConn, Query
+from psycopg.adapt import AdaptersMap
+from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
+from psycopg.copy import AsyncCopy, AsyncWriter
+from psycopg.errors import _WaitTimeout
+from psycopg.rows import AsyncRowFactory, TupleRow
+from psycopg.transaction import AsyncTransaction
+from psycopg.waiting import Ready, Wait
+
+from gradient.graph.adapt import ADAPTERS, rows_as
+from gradient.graph.statements import Statement
+
+T = TypeVar("T")
+Parameters: TypeAlias = Mapping[str, Any] | Sequence[Any] | None
+
+# Seconds that the end of a transaction, or the cancellation of a statement, may go on after the task
+# was cancelled. A COMMIT waits for one disk flush; a server that needs longer is as good as gone.
+CLEANUP_LIMIT: Final = 5.0
+# Seconds to make a connection when the DSN does not say (libpq would wait for the kernel, minutes).
+CONNECT_LIMIT: Final = 10
+# Runs of a statement before it is prepared: what runs once (migrations, recovery) never pays the extra
+# round trip, and a loop pays it once.
+PREPARE_THRESHOLD: Final = 2
+# Prepared statements a connection keeps, a few dozen kB each in the server. Above our number of
+# statements, so that none is thrown out and prepared again.
+PREPARED_MAX: Final = 500
+# Added to each session. Times read back in UTC wherever the server stands; JIT compiles for longer than
+# our statements run; a server that lost us over TCP frees our locks after a minute, not two hours.
+SESSION_OPTIONS: Final = (
+    "-c timezone=UTC -c jit=off "
+    "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3"
+)
+# The client's end of the same, in libpq's words; a DSN may say otherwise.
+CONNECT_DEFAULTS: Final[ConnDict] = {
+    "application_name": "gradient",
+    "connect_timeout": CONNECT_LIMIT,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+# Seconds between the attempts of a pool to replace a broken connection; then the caller is told.
+# Together three seconds, as long as a restart of PostgreSQL takes.
+RECONNECT_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+class PostgresError(Exception):
+    """PostgreSQL cannot be used as it is: the base of what this package says of the database itself."""
+
+
+class DatabaseGone(PostgresError, psycopg.OperationalError):
+    """The database went away."""
+
+
+class DatabaseDown(DatabaseGone):
+    """The database cannot be reached."""
+
+
+class DatabaseInUse(PostgresError):
+    """Another Gradient server uses this database."""
+
+
+class GraphError(Exception):
+    """The content of a message cannot be applied: it fails that message alone, in words for its sender."""
+
+
+# What `supervise` restarts a task on: the server stopped, refused, or cut the connection. Wrong SQL,
+# broken constraints and wrong values are not among them.
+DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (psycopg.OperationalError,)
+
+# A deadlock, a serialisation failure, and a transaction that an unnoticed error had failed already.
+_RETRYABLE: Final = frozenset({"40P01", "40001", "25P02"})
+
+
+def is_retryable(error: Exception) -> bool:
+    """Whether the whole transaction may succeed when it is run again."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE
+
+
+def is_content_error(error: Exception) -> bool:
+    """Whether the values are at fault: refused by us, out of range, or against a constraint."""
+    return isinstance(error, GraphError | psycopg.DataError | psycopg.IntegrityError)
+
+
+# --- driving psycopg's generators -----------------------------------------------------------------
+
+
+async def _ready(fd: int, want: Wait) -> Ready:
+    """Wait until `fd` is readable or writable, as `want` says; at once if it is already."""
+    poll = select.poll()
+    poll.register(fd, (select.POLLIN if want & Wait.R else 0) | (select.POLLOUT if want & Wait.W else 0))
+    if events := poll.poll(0):
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        mask = events[0][1]
+        # An error or hang-up wakes the generator too: it finds out by reading.
+        found = (Ready.R if mask & ~select.POLLOUT else 0) | (Ready.W if mask & select.POLLOUT else 0)
+        return Ready(found)
+    if want == Wait.R:
+        await trio.lowlevel.wait_readable(fd)
+        return Ready.R
+    if want == Wait.W:
+        await trio.lowlevel.wait_writable(fd)
+        return Ready.W
+    return await _either(fd)
+
+
+async def _either(fd: int) -> Ready:
+    """Wait until `fd` is readable or writable, whichever comes first."""
+    ready = Ready.NONE
+    failure: Exception | None = None
+
+    async def one(wait: Callable[[int], Awaitable[None]], state: Ready) -> None:
+        nonlocal ready, failure
+        try:
+            await wait(fd)
+            ready = Ready(ready | state)
+        except (OSError, trio.ClosedResourceError) as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one, trio.lowlevel.wait_readable, Ready.R)
+        nursery.start_soon(one, trio.lowlevel.wait_writable, Ready.W)
+    if failure is not None:
+        raise failure
+    return ready
+
+
+async def _drive(gen: PQGen[T], fd: int) -> T:
+    """Run `gen` to its end. After a cancellation it may be driven again: it asks for the same wait."""
+    try:
+        want = next(gen)
+        while True:
+            want = gen.send(await _ready(fd, want))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    except (OSError, trio.ClosedResourceError) as error:
+        raise DatabaseGone("the connection was closed while it was in use") from error
+
+
+async def _drive_connecting(gen: PQGenConn[T]) -> T:
+    """Run `gen`, which says with each wait on which socket, to its end."""
+    try:
+        fd, want = next(gen)
+        while True:
+            fd, want = gen.send(await _ready(fd, want))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        gen.close()
+
+
+# --- the connection -------------------------------------------------------------------------------
+
+
+class Connection(psycopg.AsyncConnection[TupleRow]):
+    """A psycopg connection for trio, always in autocommit mode. Close it with `async with` or `close()`.
+
+    One task at a time: a second one waits at `lock`. All methods raise `psycopg.Error`; those in
+    `DATABASE_ERRORS` mean that the database, not the statement, is at fault.
+    """
+
+    def __init__(self, pgconn: pq.abc.PGconn, row_factory: AsyncRowFactory[Any] | None = None) -> None:
+        super().__init__(pgconn)
+        if row_factory is not None:
+            self.row_factory = row_factory
+        # asyncio's lock would work until the first contention and fail then.
+        self.lock = trio.Lock()  # type: ignore[assignment]
+        self.cursor_factory = _Cursor
+        self._adapters = AdaptersMap(ADAPTERS)
+        self._autocommit = True
+        # While a COPY runs, nobody knows what the peer has seen: cancellation closes.
+        self._copying = False
+        self.prepare_threshold = PREPARE_THRESHOLD
+        self.prepared_max = PREPARED_MAX
+
+    @classmethod
+    async def connect(
+        cls,
+        conninfo: str = "",
+        *,
+        autocommit: bool = True,
+        prepare_threshold: int | None = PREPARE_THRESHOLD,
+        context: AdaptContext | None = None,
+        row_factory: AsyncRowFactory[Any] | None = None,
+        cursor_factory: type[psycopg.AsyncCursor[Any]] | None = None,
+        **kwargs: ConnParam,
+    ) -> Self:
+        """Connect to the server that `conninfo` (a DSN or URL) names, trying each of its addresses.
+
+        Raises `DatabaseDown`, in one line, when none answers within the DSN's `connect_timeout`
+        (`CONNECT_LIMIT` by default, each address). Cancellation leaves nothing behind.
+        """
+        params = conninfo_to_dict(conninfo, **kwargs)
+        options = f"{params.pop('options', None) or ''} {SESSION_OPTIONS}".strip()
+        params = {**CONNECT_DEFAULTS, **params, "options": options}
+        connection = await cls._first_answer(params)
+        connection._autocommit = autocommit
+        connection.prepare_threshold = prepare_threshold
+        if context is not None:
+            connection._adapters = AdaptersMap(context.adapters)
+        connection.row_factory = row_factory or connection.row_factory
+        connection.cursor_factory = cursor_factory or connection.cursor_factory
+        return connection
+
+    @classmethod
+    async def _first_answer(cls, params: ConnDict) -> Self:
+        failures: list[str] = []
+        limit = float(params["connect_timeout"] or 0) or math.inf
+        try:
+            # Resolves host names, so it may block.
+            attempts = await trio.to_thread.run_sync(conninfo_attempts, params, abandon_on_cancel=True)
+        except psycopg.OperationalError as error:
+            raise _down(params, [str(error)]) from error
+        for attempt in attempts:
+            with trio.move_on_after(limit) as scope:
+                try:
+                    return await _drive_connecting(cls._connect_gen(make_conninfo("", **attempt)))
+                except psycopg.OperationalError as error:
+                    failures.append(_one_line(error))
+            if scope.cancelled_caught:
+                failures.append(f"no answer within {limit:g} s")
+        raise _down(params, failures)
+
+    async def wait(  # the signature is psycopg's: its `notifies(timeout=...)` passes one
+        self,
+        gen: PQGen[T],
+        interval: float = 0.0,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> T:
+        """Drive `gen`; psycopg calls this for whatever it does. Holds the rules of cancellation.
+
+        `interval` is for drivers that poll and not used. Raises `_WaitTimeout` after `timeout` seconds.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            with trio.move_on_after(math.inf if timeout is None else timeout):
+                result = await _drive(gen, self.pgconn.socket)
+                # A generator that never blocked has not let anybody else run.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return result
+        except trio.Cancelled:
+            await self._cancel_statement(gen)
+            raise
+        raise _WaitTimeout("wait timeout expired")
+
+    async def _cancel_statement(self, gen: PQGen[Any]) -> None:
+        """Bring the connection back to rest after a cancellation, or close it. Shielded."""
+        if self._copying or self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+            self.abandon()
+        elif self._busy():
+            with trio.move_on_after(CLEANUP_LIMIT, shield=True):
+                try:
+                    await _drive_connecting(self._cancel_gen())
+                    await _drive(gen, self.pgconn.socket)
+                except psycopg.Error:
+                    pass  # QueryCanceled as wished; whatever else, the connection's state decides
+            if self._busy():
+                self.abandon()
+
+    def _busy(self) -> bool:
+        return self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE
+
+    async def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Run `attempt`, and when cancelled run it again, shielded, for `CLEANUP_LIMIT` seconds.
+
+        For what must not be left half done; `attempt` has to be resumable. Raises `DatabaseGone`, with
+        the connection closed, when the limit passes; a cancellation that was lived through is not
+        raised here but at the next checkpoint.
+        """
+        try:
+            return await attempt()
+        except trio.Cancelled:  # noqa: ASYNC103
+            with trio.move_on_after(CLEANUP_LIMIT, shield=True):
+                return await attempt()  # noqa: ASYNC104
+        self.abandon()
+        raise DatabaseGone(f"the database did not end the transaction within {CLEANUP_LIMIT:g} s")
+
+    @asynccontextmanager
+    async def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> AsyncIterator[AsyncTransaction]:
+        """A transaction, or a savepoint within one: committed at the end, rolled back on any exception.
+
+        However it is cancelled, the connection is idle after it (or closed) and all or nothing is done.
+        """
+        transaction = _Transaction(self, savepoint_name, force_rollback)
+        if self._pipeline:
+            async with self.pipeline(), transaction, self.pipeline():
+                yield transaction
+        else:
+            async with transaction:
+                yield transaction
+
+    async def cancel_safe(self, *, timeout: float = CLEANUP_LIMIT) -> None:  # noqa: ASYNC109
+        """Cancel the running statement in the server. Raises `psycopg.errors.CancellationTimeout`."""
+        capabilities.has_cancel_safe(check=True)
+        if not self._should_cancel():
+            return
+        with trio.move_on_after(timeout):
+            await _drive_connecting(self._cancel_gen())
+            return
+        raise psycopg.errors.CancellationTimeout("cancellation timeout expired")
+
+    def is_broken_transaction(self) -> bool:
+        """Whether an error has failed the open transaction: its COMMIT would roll back, silently."""
+        return self.pgconn.transaction_status == pq.TransactionStatus.INERROR
+
+    def abandon(self) -> None:
+        """Close the socket at once: PostgreSQL rolls back and frees what the session held."""
+        if not self.closed:
+            # Wakes a task that waits for this socket, before its number can be given to another.
+            trio.lowlevel.notify_closing(self.pgconn.socket)
+            self.pgconn.finish()
+
+    async def close(self) -> None:
+        """Close the connection; an open transaction is rolled back. Never blocks, never fails."""
+        if not self.closed:
+            self._closed = True
+            self.abandon()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class _Transaction(AsyncTransaction):
+    """BEGIN, COMMIT and ROLLBACK that a cancellation cannot interrupt (style: all or nothing)."""
+
+    _conn: Connection
+
+    async def __aenter__(self) -> Self:
+        async with self._conn.lock:
+            self._check_enter()
+            try:
+                await self._finish(self._enter_gen())
+            except psycopg.Error as error:
+                # Leaving will not be called: undo what entering counted.
+                if self.pgconn.status == pq.ConnStatus.OK:
+                    await self._finish(self._exit_gen(type(error), error, None))
+                else:
+                    self.status = self.Status.FAILED
+                raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool:
+        if self.pgconn.status != pq.ConnStatus.OK:
+            self.status = self.Status.FAILED
+            return False
+        await self._conn.insist(self._conn.lock.acquire)
+        try:
+            return await self._finish(self._exit_gen(exc_type, exc_val, exc_tb))
+        finally:
+            self._conn.lock.release()
+
+    async def _finish(self, gen: PQGen[T]) -> T:
+        return await self._conn.insist(partial(_drive, gen, self.pgconn.socket))
+
+
+class _Cursor(psycopg.AsyncCursor[Any]):
+    """A cursor whose COPY closes the connection when it is cancelled."""
+
+    _conn: Connection
+
+    @asynccontextmanager
+    async def copy(
+        self, statement: Query, params: Any = None, *, writer: AsyncWriter | None = None
+    ) -> AsyncIterator[AsyncCopy]:
+        """COPY in or out. An exception in the block ends the COPY; cancellation closes the connection."""
+        self._conn._copying = True
+        try:
+            async with super().copy(statement, params, writer=writer) as copy:
+                yield copy
+        finally:
+            self._conn._copying = False
+            if self._conn._busy():
+                self._conn.abandon()
+
+    def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+        """Refused: it would await the server in a `finally`, where a cancelled task must not."""
+        raise psycopg.NotSupportedError("stream() does not survive cancellation; page with keys or use COPY")
+
+
+def _down(params: ConnDict, failures: Sequence[str]) -> DatabaseDown:
+    where = params.get("host") or params.get("hostaddr") or "the default socket"
+    what = f"database {params.get('dbname') or 'of the user'!s}"
+    return DatabaseDown(f"cannot reach PostgreSQL ({what} at {where}): {'; '.join(failures)}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+async def execute(connection: Connection, statement: Statement | str, parameters: Parameters = None) -> int:
+    """Run `statement`; how many rows it touched."""
+    return (await _run(connection, statement, parameters)).rowcount
+
+
+async def fetch_all(
+    connection: Connection, statement: Statement | str, parameters: Parameters = None
+) -> list[tuple[Any, ...]]:
+    """All rows, as tuples."""
+    return await (await _run(connection, statement, parameters)).fetchall()
+
+
+async def fetch_one(
+    connection: Connection, statement: Statement | str, parameters: Parameters = None
+) -> tuple[Any, ...] | None:
+    """The first row, or None."""
+    return await (await _run(connection, statement, parameters)).fetchone()
+
+
+async def fetch_value(
+    connection: Connection, statement: Statement | str, parameters: Parameters = None
+) -> Any:
+    """The first column of the first row, or None when there is no row."""
+    row = await fetch_one(connection, statement, parameters)
+    return None if row is None else row[0]
+
+
+async def fetch_as(
+    connection: Connection, cls: type[T], statement: Statement | str, parameters: Parameters = None
+) -> list[T]:
+    """All rows, as values of the attrs class `cls`: columns go to its fields by name."""
+    cursor = connection.cursor(row_factory=rows_as(cls))
+    await cursor.execute(_text(statement), parameters)
+    return await cursor.fetchall()
+
+
+async def _run(
+    connection: Connection, statement: Statement | str, parameters: Parameters
+) -> psycopg.AsyncCursor[TupleRow]:
+    return await connection.cursor().execute(_text(statement), parameters)
+
+
+def _text(statement: Statement | str) -> bytes:
+    return (statement.text if isinstance(statement, Statement) else statement).encode()
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class Pool:
+    """At most `size` connections, lent one at a time. Made by `Pool.open`."""
+
+    url: str
+    # Holds `size` slots between loans: an idle connection, or None for one still to be made.
+    _give: trio.MemorySendChannel[Connection | None]
+    _take: trio.MemoryReceiveChannel[Connection | None]
+    # Once closed, what comes back is not kept.
+    _closed: bool = False
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, size: int) -> AsyncIterator[Pool]:
+        """A pool of up to `size` connections to `url`; none is made before it is needed."""
+        give, take = trio.open_memory_channel[Connection | None](size)
+        for _ in range(size):
+            give.send_nowait(None)
+        pool = cls(url, give, take)
+        try:
+            yield pool
+        finally:
+            pool._close()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Borrow a connection; waits while all are lent. A broken one is replaced.
+
+        Raises `DatabaseDown` when the server has not answered for `RECONNECT_PAUSES`. What is given
+        back closed, or with a transaction open, is not lent again.
+        """
+        connection = await self._take.receive()
+        try:
+            if connection is None or connection.closed:
+                connection = await self._connect()
+            yield connection
+        finally:
+            self._put(connection)
+
+    async def _connect(self) -> Connection:
+        for pause in RECONNECT_PAUSES:
+            try:
+                return await Connection.connect(self.url)
+            except DatabaseDown:
+                await trio.sleep(pause)
+        return await Connection.connect(self.url)
+
+    def _put(self, connection: Connection | None) -> None:
+        idle = connection and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        if connection is not None and (self._closed or not idle):
+            connection.abandon()
+            connection = None
+        self._give.send_nowait(connection)
+
+    def _close(self) -> None:
+        self._closed = True
+        for _ in range(self._take.statistics().current_buffer_used):
+            connection = self._take.receive_nowait()
+            if connection is not None:
+                connection.abandon()
