@@ -281,9 +281,9 @@ class BuildFailed:
         if self.metrics and self.oom_killed:
             await _store_metrics(tx, job, self.metrics)
         status, attempt, cache_available, _, _ = (await tx.rows(BUILD_STATE, derivation=job.derivation))[0]
-        misses, loops = (
-            await tx.rows(COUNT_FAILURES, derivation=job.derivation, evaluation=job.evaluation)
-        )[0]
+        misses, loops = (await tx.rows(COUNT_FAILURES, derivation=job.derivation, evaluation=job.evaluation))[
+            0
+        ]
         failed = FailedAttempt(self.kind, attempt, cache_available, misses, loops, self.oom_killed)
         decision = decide(failed, self.limits)
         message = None if decision.outcome is AttemptOutcome.ABORTED else _cut(self.error)

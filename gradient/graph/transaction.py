@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from gradient.graph.moves import Moves
-from gradient.graph.pg import GraphError, Connection, execute, fetch_all, fetch_value
+from gradient.graph.pg import Connection, GraphError, execute, fetch_all, fetch_value
 from gradient.graph.statements import Statement
 
 T_co = TypeVar("T_co", covariant=True)

@@ -142,8 +142,8 @@ class GraphWriter:
                         return
                     log.warning("graph transaction tried again", attempt=attempt, error=str(error))
         if budget.cancelled_caught:
-            error = TimeoutError(f"not recorded within {TRANSACTION_BUDGET:.0f} s")
-            self._answer([(request, error) for request in self._taken])
+            late = TimeoutError(f"not recorded within {TRANSACTION_BUDGET:.0f} s")
+            self._answer([(request, late) for request in self._taken])
             return
         if not moves.empty:
             self.publish(moves)
