@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 import select
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
@@ -31,6 +31,7 @@ import psycopg
 import trio
 from psycopg import pq
 from psycopg._capabilities import capabilities
+from psycopg._pipeline_async import AsyncPipeline
 from psycopg.abc import AdaptContext, ConnDict, ConnParam, PQGen, PQGenConn, Query
 from psycopg.adapt import AdaptersMap
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
@@ -203,8 +204,6 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         self.cursor_factory = _Cursor
         self._adapters = AdaptersMap(ADAPTERS)
         self._autocommit = True
-        # While a COPY runs, nobody knows what the peer has seen: cancellation closes.
-        self._copying = False
         self.prepare_threshold = PREPARE_THRESHOLD
         self.prepared_max = PREPARED_MAX
 
@@ -266,8 +265,8 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
 
         `interval` is for drivers that poll and not used. Raises `_WaitTimeout` after `timeout` seconds.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
         try:
+            await trio.lowlevel.checkpoint_if_cancelled()
             with trio.move_on_after(math.inf if timeout is None else timeout):
                 result = await _drive(gen, self.pgconn.socket)
                 # A generator that never blocked has not let anybody else run.
@@ -280,7 +279,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
 
     async def _cancel_statement(self, gen: PQGen[Any]) -> None:
         """Bring the connection back to rest after a cancellation, or close it. Shielded."""
-        if self._copying or self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+        if self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
             self.abandon()
         elif self._busy():
             with trio.move_on_after(CLEANUP_LIMIT, shield=True):
@@ -309,6 +308,25 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
                 return await attempt()  # noqa: ASYNC104
         self.abandon()
         raise DatabaseGone(f"the database did not end the transaction within {CLEANUP_LIMIT:g} s")
+
+    @contextmanager
+    def _closing_if_cancelled(self) -> Iterator[None]:
+        """Where statements are under way that cannot be called back one by one."""
+        try:
+            yield
+        except trio.Cancelled:
+            self.abandon()
+            raise
+
+    @asynccontextmanager
+    async def pipeline(self) -> AsyncIterator[AsyncPipeline]:
+        """Send statements without waiting for the answers. Cancellation closes the connection."""
+        with self._closing_if_cancelled():
+            async with super().pipeline() as pipeline:
+                with self._closing_if_cancelled():
+                    yield pipeline
+                    # psycopg would leave with an error of its own, were it cancelled in ending it.
+                    await trio.lowlevel.checkpoint()
 
     @asynccontextmanager
     async def transaction(
@@ -410,14 +428,11 @@ class _Cursor(psycopg.AsyncCursor[Any]):
         self, statement: Query, params: Any = None, *, writer: AsyncWriter | None = None
     ) -> AsyncIterator[AsyncCopy]:
         """COPY in or out. An exception in the block ends the COPY; cancellation closes the connection."""
-        self._conn._copying = True
-        try:
+        closing = self._conn._closing_if_cancelled
+        with closing():
             async with super().copy(statement, params, writer=writer) as copy:
-                yield copy
-        finally:
-            self._conn._copying = False
-            if self._conn._busy():
-                self._conn.abandon()
+                with closing():
+                    yield copy
 
     def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
         """Refused: it would await the server in a `finally`, where a cancelled task must not."""
