@@ -56,3 +56,11 @@ class HandshakeRefused(WireError):
 
     def __str__(self) -> str:
         return f"handshake refused ({self.code}): {self.reason}"
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception in a group that is no group itself."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

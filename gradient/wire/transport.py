@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Self, TypeVar
-from urllib.parse import urlsplit
 
 import attrs
 import structlog
@@ -29,12 +28,13 @@ import trio
 import trio_websocket
 
 from gradient.wire.codec import FRAME_LIMIT, FRAME_LIMIT_BEFORE_AUTH, Message, decode, encode
+from gradient.wire.dial import Address, dial, peer_name
 from gradient.wire.errors import (
     ConnectFailed,
     LinkClosed,
     RemoteProtocolError,
     SendStalled,
-    WireError,
+    first_of,
 )
 from gradient.wire.lanes import Outbox, lane_of
 from gradient.wire.messages import FROM_SERVER, FROM_WORKER
@@ -50,9 +50,6 @@ CLOSE_LIMIT: Final = 2.0  # seconds
 _LIBRARY_QUEUE: Final = 8
 # The library's default of 4 KiB makes 2,000 system calls of a full frame.
 _RECEIVE_BUFFER: Final = 64 * 2**10  # bytes
-# Connections at once, strangers included; each costs a descriptor and up to FRAME_LIMIT_BEFORE_AUTH.
-CONNECTION_LIMIT: Final = 256
-_RETRY_AFTER: Final = 10  # seconds a refused client is told to wait
 
 GOING_AWAY: Final = 1001
 PROTOCOL_VIOLATION: Final = 1002
@@ -260,9 +257,9 @@ async def connect(
     when cancelled, 1002 after a RemoteProtocolError, 1011 after any other exception, which comes out
     as it was.
     """
-    address = _Address.parse(url)
+    address = Address.parse(url)
     with trio.move_on_after(OPEN_LIMIT) as scope:
-        stream = await _dial(address, ssl_context)
+        stream = await dial(address, ssl_context)
     if scope.cancelled_caught:
         raise ConnectFailed(f"{address} did not answer within {OPEN_LIMIT:g} s")
     upgrade = partial(_client_upgrade, host=address.host_header, resource=address.path)
@@ -277,7 +274,7 @@ async def accept(stream: trio.abc.Stream, *, limits: Limits = SERVER_LIMITS) -> 
     Raises ConnectFailed when no WebSocket for PATH is asked for within OPEN_LIMIT (404 for another path);
     leaving is as with `connect`.
     """
-    peer = _peer_name(stream)
+    peer = peer_name(stream)
     async with link_over(stream, _server_upgrade, allowed=FROM_WORKER, limits=limits, peer=peer) as link:
         yield link
 
@@ -346,14 +343,14 @@ async def _run_library(
                 opened = True
                 task_status.started(websocket)
     except* ConnectFailed as group:
-        failure = ConnectFailed(*_first(group).args)
+        failure = ConnectFailed(*first_of(group).args)
     except* trio_websocket.ConnectionRejected as group:
-        failure = ConnectFailed(_rejection(_first(group)))
+        failure = ConnectFailed(_rejection(first_of(group)))
     except* trio.TooSlowError:
         failure = ConnectFailed(f"no WebSocket within {OPEN_LIMIT:g} s")
     except* Exception as group:
-        log.info("websocket reader failed", error=repr(_first(group)))
-        failure = ConnectFailed(f"no valid WebSocket handshake: {_first(group)}")
+        log.info("websocket reader failed", error=repr(first_of(group)))
+        failure = ConnectFailed(f"no valid WebSocket handshake: {first_of(group)}")
     finally:
         await trio.aclose_forcefully(stream)
     if not opened:
@@ -405,136 +402,6 @@ async def _server_upgrade(
     return await request.accept()
 
 
-# --- the worker dials -----------------------------------------------------------------------------
-
-
-@attrs.frozen
-class _Address:
-    """A parsed WebSocket URL."""
-
-    host: str
-    port: int
-    path: str
-    tls: bool
-
-    @classmethod
-    def parse(cls, url: str) -> _Address:
-        parts = urlsplit(url)
-        if parts.scheme not in {"ws", "wss"} or not parts.hostname or parts.username:
-            raise ValueError(f"not a ws:// or wss:// URL: {parts.scheme}://{parts.hostname}")
-        tls = parts.scheme == "wss"
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return cls(parts.hostname, parts.port or (443 if tls else 80), path, tls)
-
-    @property
-    def host_header(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
-
-    def __str__(self) -> str:
-        return f"{'wss' if self.tls else 'ws'}://{self.host_header}"
-
-
-async def _dial(address: _Address, ssl_context: ssl.SSLContext | None) -> trio.abc.Stream:
-    """TCP (trio sets TCP_NODELAY) and, for wss, TLS; raises ConnectFailed."""
-    try:
-        if not address.tls:
-            return await trio.open_tcp_stream(address.host, address.port)
-        context = ssl_context or ssl.create_default_context()
-        stream = await trio.open_ssl_over_tcp_stream(
-            address.host, address.port, ssl_context=context, https_compatible=True
-        )
-        try:
-            await stream.do_handshake()
-        except BaseException:
-            await trio.aclose_forcefully(stream)
-            raise
-    except OSError as error:
-        raise ConnectFailed(f"cannot reach {address}: {error}") from error
-    except trio.BrokenResourceError as error:
-        raise ConnectFailed(f"no TLS with {address}: {error.__cause__ or error}") from error
-    return stream
-
-
 def _rejection(error: BaseException) -> str:
     status = getattr(error, "status_code", "?")
     return f"the server answered HTTP {status} instead of opening a WebSocket"
-
-
-# --- the server listens ---------------------------------------------------------------------------
-
-
-async def serve_links(
-    handler: Callable[[Link], Awaitable[None]],
-    *,
-    host: str,
-    port: int,
-    limits: Limits = SERVER_LIMITS,
-    connection_limit: int = CONNECTION_LIMIT,
-    task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Listen and run `handler(link)` for each connection, until cancelled; the addresses bound are the
-    started value. The link is closed when the handler ends.
-
-    A handler ends by returning or by a WireError (also in a group): both are one session's matter. Any
-    other exception is a bug, closes that link with 1011 and leaves here, in a group. Raises OSError
-    when the port cannot be bound. Over `connection_limit` connections get HTTP 503.
-    """
-    listeners = await trio.open_tcp_listeners(port, host=host)
-    room = trio.CapacityLimiter(connection_limit)
-    serve = partial(_serve_one, handler=handler, limits=limits, room=room)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(trio.serve_listeners, serve, listeners)
-        task_status.started([listener.socket.getsockname()[:2] for listener in listeners])
-
-
-async def _serve_one(
-    stream: trio.SocketStream,
-    *,
-    handler: Callable[[Link], Awaitable[None]],
-    limits: Limits,
-    room: trio.CapacityLimiter,
-) -> None:
-    token, peer = object(), _peer_name(stream)
-    try:
-        room.acquire_on_behalf_of_nowait(token)
-    except trio.WouldBlock:
-        log.warning("no room for another connection", peer=peer)
-        await _refuse_for_now(stream)
-        return
-    try:
-        async with accept(stream, limits=limits) as link:
-            await handler(link)
-    except* WireError as group:
-        log.info("link ended", peer=peer, why=str(_first(group)))
-    finally:
-        room.release_on_behalf_of(token)
-
-
-async def _refuse_for_now(stream: trio.SocketStream) -> None:
-    """HTTP 503. The request is read first: closing over unread bytes would take the answer with it."""
-    answer = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {_RETRY_AFTER}\r\n"
-    try:
-        with trio.move_on_after(CLOSE_LIMIT):
-            await stream.receive_some(_RECEIVE_BUFFER)
-            await stream.send_all(f"{answer}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())
-    except trio.BrokenResourceError:
-        log.debug("refused connection was gone already")
-
-
-def _peer_name(stream: trio.abc.Stream) -> str:
-    if not isinstance(stream, trio.SocketStream):
-        return "stream"
-    try:
-        host, port = stream.socket.getpeername()[:2]
-    except OSError:
-        return "gone"
-    return f"{host}:{port}"
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first exception in a group that is no group itself."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -16,7 +16,8 @@ import trio
 from gradient.wire import messages as m
 from gradient.wire.codec import FRAME_LIMIT
 from gradient.wire.errors import ConnectFailed, LinkClosed
-from gradient.wire.transport import Link, connect, serve_links
+from gradient.wire.listener import serve_links
+from gradient.wire.transport import Link, connect
 
 Handler = Callable[[Link], Awaitable[None]]
 
