@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gradient.graph.builds import BuildFailed, BuildStarted, LoseAssignments, RetryTransient
@@ -145,7 +147,7 @@ async def test_a_runtime_chain_completes_in_one_step(world: World) -> None:
     evaluation = await world.evaluation()
     names = [f"n{i}" for i in range(12)]
     await world.record(evaluation, {**{name: [] for name in names}, "user": ["n0"]}, entries=[*names, "user"])
-    for above, below in zip(names, names[1:], strict=False):
+    for above, below in pairwise(names):
         await world.build(above, references=[below])
     assert await world.status("user") is BuildStatus.CREATED
     await world.build(names[-1])

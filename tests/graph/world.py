@@ -269,7 +269,8 @@ RECOUNTS = {
             SELECT ARRAY[count(*), count(*) FILTER (WHERE (b.status IN (0, 1, 2, 8, 10) AND b.wanted)
                                                     OR b.status IN (1, 2)),
                          count(*) FILTER (WHERE b.status IN (4, 5, 6, 9)),
-                         count(*) FILTER (WHERE b.status = 1), count(*) FILTER (WHERE b.status = 2)] AS recount
+                         count(*) FILTER (WHERE b.status = 1),
+                         count(*) FILTER (WHERE b.status = 2)] AS recount
             FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
             WHERE j.evaluation = v.id) r
         WHERE v.status IN (0, 1, 2, 3, 4, 8) AND stored <> recount
