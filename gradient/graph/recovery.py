@@ -1,0 +1,122 @@
+"""Startup recovery: what a killed server left open. Layer: graph, run before the writer starts.
+
+Runs in one transaction, without live effects: nobody is connected yet, and the rows are consistent on
+their own afterwards.
+Source: seed "Waiting and Recovery", Startup Recovery.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import attrs
+
+from gradient.graph.can_start import unpromote_ungated
+from gradient.graph.evaluations import finish_evaluations
+from gradient.graph.need import skip_unwanted
+from gradient.graph.pg import Connection
+from gradient.graph.predicates import any_of
+from gradient.graph.statements import Statement
+from gradient.graph.transaction import Transaction
+from gradient.model import (
+    EVALUATION_RUNNING,
+    REQUEUEABLE,
+    TERMINAL_SUCCESS,
+    AttemptOutcome,
+    BuildStatus,
+    DispatchOutcome,
+    EvaluationStatus,
+)
+
+ABANDON_OPEN: Final = Statement(
+    "abandon_open_assignments",
+    f"""
+    UPDATE dispatched_job SET finished_at = %(now)s, outcome = {int(DispatchOutcome.ABANDONED)}
+    WHERE finished_at IS NULL
+    """,
+)
+ABORT_RUNNING_ATTEMPTS: Final = Statement(
+    "abort_running_attempts",
+    f"""
+    UPDATE build_attempt SET outcome = {int(AttemptOutcome.ABORTED)}, build_finished_at = %(now)s
+    WHERE outcome = {int(AttemptOutcome.RUNNING)}
+    """,
+)
+REQUEUE_ALL_BUILDING: Final = Statement(
+    "requeue_all_building",
+    f"""
+    UPDATE derivation_build SET status = {int(BuildStatus.QUEUED)}, queued_at = %(now)s, updated_at = %(now)s
+    WHERE status = {int(BuildStatus.BUILDING)} RETURNING derivation
+    """,
+)
+ALL_QUEUED: Final = Statement(
+    "all_queued", f"SELECT derivation FROM derivation_build WHERE status = {int(BuildStatus.QUEUED)}"
+)
+REQUEUE_EVALUATIONS: Final = Statement(
+    "requeue_running_evaluations",
+    f"""
+    WITH moved AS (
+        UPDATE evaluation SET status = {int(EvaluationStatus.QUEUED)}, updated_at = %(now)s
+        WHERE {any_of("status", EVALUATION_RUNNING)} RETURNING id
+    )
+    INSERT INTO phase_event (evaluation, status, at)
+    SELECT id, {int(EvaluationStatus.QUEUED)}, %(now)s FROM moved RETURNING evaluation
+    """,
+)
+CLOSE_CLUSTER_ATTEMPTS: Final = Statement(
+    "close_cluster_attempts",
+    """
+    UPDATE cluster_attempt
+    SET finished_at = %(now)s, outcome = CASE WHEN started_at IS NULL THEN 2 ELSE 3 END
+    WHERE finished_at IS NULL
+    """,
+)
+# A member that has ended can no longer take part: its cluster is over, any other is tried again.
+REQUEUE_CLUSTERS: Final = Statement(
+    "requeue_clusters",
+    f"""
+    UPDATE cluster_job c SET updated_at = %(now)s, status = CASE WHEN EXISTS (
+        SELECT FROM cluster_member m
+        LEFT JOIN evaluation v ON v.id = m.evaluation
+        LEFT JOIN derivation_build b ON b.derivation = m.derivation
+        WHERE m.cluster_job = c.id
+          AND (v.status IN (5, 6, 7) OR {any_of("b.status", TERMINAL_SUCCESS | REQUEUEABLE)})
+    ) THEN 4 ELSE 0 END
+    WHERE c.status = 1
+    """,
+)
+UNPARK_DRAINING: Final = Statement(
+    "unpark_draining_evals",
+    f"""
+    UPDATE evaluation SET status = {int(EvaluationStatus.QUEUED)}, waiting_reason = NULL,
+           waiting_since = NULL, updated_at = %(now)s
+    WHERE status = {int(EvaluationStatus.WAITING)} AND waiting_reason ->> 'kind' = 'draining'
+    """,
+)
+
+
+@attrs.frozen
+class Recovered:
+    """How much a start had to pick up."""
+
+    assignments: int
+    builds: int
+    evaluations: int
+
+
+async def recover_interrupted_work(connection: Connection, now: datetime) -> Recovered:
+    """Close what was open, requeue what was running. All or nothing."""
+    tx = Transaction(connection, now)
+    async with connection.transaction():
+        assignments = await tx.run(ABANDON_OPEN, now=now)
+        await tx.run(ABORT_RUNNING_ATTEMPTS, now=now)
+        builds = await tx.ids(REQUEUE_ALL_BUILDING, now=now)
+        demoted = await unpromote_ungated(tx, await tx.ids(ALL_QUEUED))
+        await skip_unwanted(tx, demoted)
+        evaluations = await tx.ids(REQUEUE_EVALUATIONS, now=now)
+        await tx.run(CLOSE_CLUSTER_ATTEMPTS, now=now)
+        await tx.run(REQUEUE_CLUSTERS, now=now)
+        await tx.run(UNPARK_DRAINING, now=now)
+        await finish_evaluations(tx)
+    return Recovered(assignments, len(builds), len(evaluations))
