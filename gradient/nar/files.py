@@ -95,9 +95,9 @@ def _large_chunks(name: str, directory: int | None, size: int) -> Iterator[bytes
         left = size
         while chunk := os.read(file, READ_SIZE):
             left -= len(chunk)
-            yield chunk
             if left < 0:
                 break
+            yield chunk
         if left:
             raise _changed(name)
     finally:
