@@ -12,13 +12,14 @@ import pytest
 from gradient.model import NarRecord
 from gradient.nar.errors import UnsupportedTree
 from gradient.nar.format import MAX_DEPTH
+from gradient.nar.hashing import HashingSink
 from gradient.nar.listing import list_tree
 from gradient.nar.narinfo import NarInfo
 from gradient.nar.pack import pack_small
 from gradient.nar.restore import restore
 from gradient.nar.signing import PublicKey, SecretKey
-from gradient.nar.store import NarStore, nar_key
 from gradient.nar.tree import Directory, Node, Symlink, regular_file
+from gradient.nar.unpack import decompress
 from gradient.nar.writer import dump_path, dump_tree
 
 pytestmark = pytest.mark.nix
@@ -108,10 +109,10 @@ def test_every_kind_of_tree_has_the_bytes_of_nix(real: Nix, tmp_path: Path) -> N
     assert ours(tmp_path) == real.store("--dump", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["size-0", "size-9", "mode-755", "dangling", "to-folder", "empty"])
-def test_roots_of_every_kind(real: Nix, tmp_path: Path, name: str) -> None:
+def test_roots_of_every_kind(real: Nix, tmp_path: Path) -> None:
     make(tmp_path)
-    assert ours(tmp_path / name) == real.store("--dump", tmp_path / name)
+    for name in ("size-0", "size-9", "mode-755", "dangling", "to-folder", "empty"):
+        assert ours(tmp_path / name) == real.store("--dump", tmp_path / name)
 
 
 def test_what_we_write_nix_restores_and_back(real: Nix, tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def key(real: Nix, tmp_path: Path) -> SecretKey:
     return key
 
 
-async def test_a_cache_of_ours_is_one_to_nix(real: Nix, key: SecretKey, tmp_path: Path) -> None:
+def test_a_cache_of_ours_is_one_to_nix(real: Nix, key: SecretKey, tmp_path: Path) -> None:
     """A real client, which trusts one key only, fetches from files that we wrote, references included."""
     cache, fetched = tmp_path / "cache", tmp_path / "fetched"
     publish(cache, key, f"/nix/store/{REFERENCE}", ())
@@ -207,9 +208,6 @@ def test_our_signature_is_the_one_of_nix(real: Nix, key: SecretKey, tmp_path: Pa
 
 def test_what_nix_writes_we_read(real: Nix, key: SecretKey, tmp_path: Path) -> None:
     """A narinfo and NAR of `nix copy --to file://`, in each compression that we read."""
-    from gradient.nar.hashing import HashingSink
-    from gradient.nar.unpack import decompress
-
     cache, fetched = tmp_path / "cache", tmp_path / "fetched"
     publish(cache, key, HELLO, ())
     real("copy", "--no-check-sigs", "--from", f"file://{cache}", "--to", fetched, HELLO)
@@ -225,12 +223,3 @@ def test_what_nix_writes_we_read(real: Nix, key: SecretKey, tmp_path: Path) -> N
         for chunk in decompress([(theirs / info.url).read_bytes()], info.nar_size):
             sink.update(chunk)
         assert (sink.hash().nix32(), sink.size) == (info.nar_hash, info.nar_size)
-
-
-async def test_the_store_keeps_what_nix_can_decompress(real: Nix, tmp_path: Path) -> None:
-    store = NarStore.open(tmp_path / "store")
-    data, _ = pack_small(regular_file(b"hello"))
-    await store.put_bytes(nar_key(HELLO), data)
-    path = store.local_path(nar_key(HELLO))
-    assert path is not None
-    assert path.read_bytes() == data

@@ -1,0 +1,1 @@
+"""Measurements against Nix itself, run by `scripts/bench`. Not part of the product."""
