@@ -89,6 +89,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Nobody replicates an embedded database: less to write for the same durability.
     "wal_level": "minimal",
     "max_wal_senders": "0",
+    "max_logical_replication_workers": "0",
     # The log goes to our own, which has the time and asks for problems, not for checkpoints.
     "log_line_prefix": "",
     "log_checkpoints": "off",
@@ -290,6 +291,8 @@ class EmbeddedPostgres:
         with trio.move_on_after(STOP_STEPS[-1][1], shield=True):
             await journal.close()
             await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+        with suppress(OSError):  # not empty: PostgreSQL was killed, and the next start uses it
+            self.socket_folder.rmdir()
 
 
 @attrs.define(eq=False)

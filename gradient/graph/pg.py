@@ -120,14 +120,9 @@ def is_content_error(error: Exception) -> bool:
 
 async def _ready(fd: int, want: Wait) -> Ready:
     """Wait until `fd` is readable or writable, as `want` says; at once if it is already."""
-    poll = select.poll()
-    poll.register(fd, (select.POLLIN if want & Wait.R else 0) | (select.POLLOUT if want & Wait.W else 0))
-    if events := poll.poll(0):
+    if ready := _ready_now(fd, want):
         await trio.lowlevel.cancel_shielded_checkpoint()
-        mask = events[0][1]
-        # An error or hang-up wakes the generator too: it finds out by reading.
-        found = (Ready.R if mask & ~select.POLLOUT else 0) | (Ready.W if mask & select.POLLOUT else 0)
-        return Ready(found)
+        return ready
     if want == Wait.R:
         await trio.lowlevel.wait_readable(fd)
         return Ready.R
@@ -135,6 +130,16 @@ async def _ready(fd: int, want: Wait) -> Ready:
         await trio.lowlevel.wait_writable(fd)
         return Ready.W
     return await _either(fd)
+
+
+def _ready_now(fd: int, want: Wait) -> Ready:
+    poll = select.poll()
+    poll.register(fd, (select.POLLIN if want & Wait.R else 0) | (select.POLLOUT if want & Wait.W else 0))
+    for _, mask in poll.poll(0):
+        # An error or hang-up wakes the generator too: it finds out by reading.
+        found = (Ready.R if mask & ~select.POLLOUT else 0) | (Ready.W if mask & select.POLLOUT else 0)
+        return Ready(found)
+    return Ready.NONE
 
 
 async def _either(fd: int) -> Ready:
@@ -358,6 +363,14 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         """Whether an error has failed the open transaction: its COMMIT would roll back, silently."""
         return self.pgconn.transaction_status == pq.TransactionStatus.INERROR
 
+    def is_idle(self) -> bool:
+        """Whether the connection is at rest and the server has said nothing since: a look, no question.
+
+        What a server says unasked is that it ends the session (or news for who listens).
+        """
+        at_rest = self.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        return at_rest and not _ready_now(self.pgconn.socket, Wait.R)
+
     def abandon(self) -> None:
         """Close the socket at once: PostgreSQL rolls back and frees what the session held."""
         if not self.closed:
@@ -534,7 +547,9 @@ class Pool:
         """
         connection = await self._take.receive()
         try:
-            if connection is None or connection.closed:
+            if connection is None or not connection.is_idle():
+                if connection is not None:
+                    connection.abandon()
                 connection = await self._connect()
             yield connection
         finally:
@@ -549,8 +564,7 @@ class Pool:
         return await Connection.connect(self.url)
 
     def _put(self, connection: Connection | None) -> None:
-        idle = connection and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
-        if connection is not None and (self._closed or not idle):
+        if connection is not None and (self._closed or not connection.is_idle()):
             connection.abandon()
             connection = None
         self._give.send_nowait(connection)
