@@ -1,0 +1,233 @@
+"""Discovery: which derivations do these targets name? Layer: rank 1.
+
+`survey.py` decides what to ask; the crew here asks it of as many children as the pool lends, and reports
+each finding when it is found, so that builds start while slow attributes still evaluate. What one
+attribute does to its child costs that attribute alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from gradient.nix.attr_path import AttrPath
+from gradient.nix.evaluator import expressions
+from gradient.nix.evaluator.agenda import Agenda, Lane
+from gradient.nix.evaluator.child import MAX_UNDER_WAY, Answer, Child
+from gradient.nix.evaluator.errors import ChildDied, EvaluationFailed, EvaluatorError
+from gradient.nix.evaluator.findings import (
+    AttributeFailed,
+    Derivation,
+    Evaluated,
+    Finding,
+    Progress,
+    Question,
+)
+from gradient.nix.evaluator.flake import FlakeUnusable, open_flake
+from gradient.nix.evaluator.messages import is_import_from_derivation
+from gradient.nix.evaluator.pool import EvaluatorPool
+from gradient.nix.evaluator.settings import Role
+from gradient.nix.evaluator.survey import Survey
+from gradient.nix.wildcard import Wildcards
+
+# Questions under way in one child: they hide the round trip and the reading of the line (0.2 ms, as long as
+# a small attribute takes). Fewer near the end: one more would wait behind a slow attribute while another
+# child is idle.
+WINDOW: Final = MAX_UNDER_WAY
+# A child may die of something else than what it was asked: each question gets a second, fresh one.
+TRIES: Final = 2
+
+
+@attrs.frozen
+class Request:
+    """Evaluate what `wildcards` select of the flake at `flake`, a locked flake URL.
+
+    `attribute_limit` is seconds of evaluation for one attribute (imports from derivations, which wait for
+    builds, are not held to it). `import_store` is the store URI of a proxy that has derivations built;
+    without one, an attribute that imports from a derivation fails and says so.
+    """
+
+    flake: str
+    wildcards: Wildcards
+    attribute_limit: float = math.inf
+    import_store: str | None = None
+
+
+async def discover(
+    pool: EvaluatorPool,
+    request: Request,
+    findings: trio.MemorySendChannel[Finding],
+    progress: Progress | None = None,
+) -> None:
+    """Send every derivation the wildcards select as it is found, then close `findings`.
+
+    Each attribute is reported once; targets that led to none come last. While the reader is slow the
+    children wait: give the channel some room. Raises FlakeUnusable when there is no such flake or it does
+    not evaluate, EvaluatorUnusable, BrokenResourceError when the reader has gone. Cancelled, its children
+    are killed.
+    """
+    with findings:
+        await _Crew(pool, request, findings, progress or Progress()).run()
+
+
+class _Crew:
+    """The tasks of one discovery."""
+
+    def __init__(
+        self,
+        pool: EvaluatorPool,
+        request: Request,
+        findings: trio.MemorySendChannel[Finding],
+        progress: Progress,
+    ) -> None:
+        self._pool = pool
+        self._request = request
+        self._progress = progress
+        self._survey = Survey(request.wildcards)
+        self._agenda = Agenda()
+        self._deaths: Counter[AttrPath] = Counter()
+        self._findings = findings
+        self._openings_lost = 0
+        # Why nothing can be discovered, if so: raised by `run`, outside the nursery's group.
+        self._fatal: EvaluatorError | None = None
+
+    async def run(self) -> None:
+        """Ask until nothing is left to ask."""
+        self._ask(self._survey.begin())
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._pool.size):
+                nursery.start_soon(self._work, self._agenda.fast, Role.EVALUATE)
+            for _ in range(self._pool.import_size if self._request.import_store else 0):
+                nursery.start_soon(self._work, self._agenda.imports, Role.IMPORT)
+            await self._agenda.finish()
+            # Who is still on the way to a child comes too late.
+            nursery.cancel_scope.cancel()
+        if self._fatal is not None:
+            raise self._fatal
+        for finding in self._survey.unmatched():
+            await self._findings.send(finding)
+
+    async def _work(self, lane: Lane, role: Role) -> None:
+        """One member: while the lane needs somebody, lend a child and put its questions to it."""
+        me = object()
+        store = self._request.import_store if role is Role.IMPORT else None
+        while await self._agenda.work_for_another(lane):
+            lane.coming.add(me)
+            try:
+                async with self._pool.lend(self._request.flake, role, store=store) as child:
+                    await open_flake(child)
+                    self._agenda.arrived(lane, me)
+                    await self._converse(child, lane)
+            except ChildDied as death:  # while it opened the flake
+                self._openings_lost += 1
+                if self._openings_lost == TRIES:
+                    self._stop(FlakeUnusable(str(death)))
+            except EvaluatorError as error:
+                self._stop(error)
+            finally:
+                self._agenda.arrived(lane, me)
+
+    async def _converse(self, child: Child, lane: Lane) -> None:
+        """Put questions to a child until the lane is empty or the child is lost."""
+        under_way: deque[Question] = deque()
+        outcome: Answer | EvaluationFailed | ChildDied | None
+        while True:
+            outcome = await self._send_ahead(child, lane, under_way)
+            if not under_way:
+                return
+            if outcome is None:
+                with trio.move_on_after(self._limit(lane)):
+                    outcome = await _hear(child)
+            question = under_way.popleft()
+            if isinstance(outcome, Answer | EvaluationFailed):
+                await self._heard(question, outcome, lane)
+            else:
+                self._agenda.put_back(lane, under_way)
+                await self._lost(question, outcome, lane)
+                return
+
+    async def _send_ahead(self, child: Child, lane: Lane, under_way: deque[Question]) -> ChildDied | None:
+        """Keep the window full. What cannot be sent fails; the child's end is returned."""
+        while lane.waiting and len(under_way) < self._window(lane):
+            question = lane.waiting.popleft()
+            under_way.append(question)
+            try:
+                await child.send(expressions.look(question))
+            except EvaluationFailed as error:
+                refused = error
+            except ChildDied as death:
+                return death
+            else:
+                continue
+            under_way.pop()
+            await self._fail(question, str(refused))
+        return None
+
+    async def _heard(self, question: Question, outcome: Answer | EvaluationFailed, lane: Lane) -> None:
+        if isinstance(outcome, EvaluationFailed):
+            if self._wants_import(lane, str(outcome)):
+                self._agenda.move_to_imports(question)
+            else:
+                await self._fail(question, str(outcome))
+            return
+        standing = expressions.read_look(outcome.value)
+        if isinstance(standing, str):
+            await self._fail(question, standing)
+            return
+        self._ask(self._survey.heard(question, standing))
+        if isinstance(standing, Derivation) and standing.drv_path is not None:
+            self._progress.derivations += 1
+            await self._findings.send(Evaluated(question.attr, standing.drv_path, outcome.remarks))
+        self._close(question)
+
+    async def _lost(self, question: Question, death: ChildDied | None, lane: Lane) -> None:
+        """The child ended at this question; None: it took too long. Too slow once is too slow."""
+        self._deaths[question.path] += 1
+        if death is not None and self._deaths[question.path] < TRIES:
+            self._agenda.put_back(lane, [question])
+        else:
+            await self._fail(question, str(death or f"not evaluated within {self._limit(lane):g} seconds"))
+
+    async def _fail(self, question: Question, message: str) -> None:
+        self._survey.failed(question)
+        self._progress.failed += 1
+        await self._findings.send(AttributeFailed(question.attr, message))
+        self._close(question)
+
+    def _ask(self, questions: Sequence[Question]) -> None:
+        if attributes := sum(question.instantiate for question in questions):
+            self._progress.attributes_total = (self._progress.attributes_total or 0) + attributes
+        self._agenda.add(questions)
+
+    def _close(self, question: Question) -> None:
+        self._progress.attributes_done += question.instantiate
+        self._agenda.close()
+
+    def _stop(self, error: EvaluatorError) -> None:
+        self._fatal = error
+        self._agenda.abandon()
+
+    def _window(self, lane: Lane) -> int:
+        return min(WINDOW, 1 + len(lane.waiting) // (2 * self._pool.size))
+
+    def _limit(self, lane: Lane) -> float:
+        return self._request.attribute_limit if lane is self._agenda.fast else math.inf
+
+    def _wants_import(self, lane: Lane, message: str) -> bool:
+        return (
+            lane is self._agenda.fast
+            and self._request.import_store is not None
+            and is_import_from_derivation(message)
+        )
+
+
+async def _hear(child: Child) -> Answer | EvaluationFailed | ChildDied:
+    try:
+        return await child.receive()
+    except (EvaluationFailed, ChildDied) as error:
+        return error

@@ -1,0 +1,141 @@
+"""The Nix expressions that a child is sent. Layer: rank 1, pure.
+
+A request is one line of printable ASCII: the child reads through a line editor, to which a tab or an
+escape is a key. Anything else in an attribute name travels as JSON inside the expression.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gradient.nix.evaluator.findings import AttrSet, Derivation, Plain, Question, Standing
+from gradient.nix.store_path import InvalidStorePath, StorePath
+
+_PRINTABLE: Final = frozenset(map(chr, range(0x20, 0x7F)))
+
+# What a child of a flake defines next to it. `at` walks to an attribute and does not fail where there is
+# none; `l` (look) says what stands there and forces no more than that: of a set its names, never its values;
+# of a derivation `drvPath`, which writes the `.drv` into the store, only when asked (`d`), and its names
+# when asked (`n`). The names that requests use are short: the line editor takes 2 µs for a character.
+_DEFINITIONS: Final = (
+    (
+        "at = path: builtins.foldl'"
+        " (at: name: let set = at.value; in if at.found && builtins.isAttrs set && set ? ${name}"
+        " then { found = true; value = set.${name}; } else { found = false; value = null; })"
+        " { found = true; value = flake.outputs; } path"
+    ),
+    (
+        'derivationFacts = asked: v: { kind = "derivation"; }'
+        " // (if asked.drvPath then { inherit (v) drvPath; } else { })"
+        " // (if asked.names then { names = builtins.attrNames v; } else { })"
+    ),
+    (
+        "look = asked: path: let v = (at path).value; in"
+        ' if !builtins.isAttrs v then { kind = "plain"; type = builtins.typeOf v; }'
+        ' else if (v.type or null) == "derivation" then derivationFacts asked v'
+        ' else { kind = "set"; names = builtins.attrNames v; typed = v ? _type; }'
+    ),
+    "l = look { drvPath = false; names = true; }",
+    "ld = look { drvPath = true; names = false; }",
+    "ldn = look { drvPath = true; names = true; }",
+)
+
+
+def protocol_definitions(token: str) -> str:
+    """The lines that make a fresh child understand `request`. `token` is what `Transcript` was given."""
+    half = len(token) // 2
+    lines = (
+        f'token = "{token[:half]}" + "{token[half:]}"',
+        'v = value: token + " val " + builtins.toJSON value',
+        'e = number: token + " end " + builtins.toString number',
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def request(number: int, expression: str) -> str:
+    """The two lines of a request: the value as JSON, then a line that is answered in any case."""
+    return f"v ({expression})\ne {number}\n"
+
+
+def quote(text: str) -> str:
+    """`text` as a Nix string in printable ASCII, whatever it holds."""
+    if _PRINTABLE.issuperset(text):
+        return f'"{_escape(text)}"'
+    return f"(builtins.fromJSON {quote(json.dumps(text))})"
+
+
+def quote_list(texts: Sequence[str]) -> str:
+    """`texts` as a Nix list."""
+    return f"[{' '.join(map(quote, texts))}]"
+
+
+def value(thing: object) -> str:
+    """Anything JSON can say, as a Nix expression."""
+    return f"(builtins.fromJSON {quote(json.dumps(thing))})"
+
+
+def flake_definitions(url: str) -> str:
+    """The lines that make `look` understood, about this flake; nothing is fetched before it is used."""
+    # Names are looked up where a line is read: the flake must be the first.
+    lines = (f"flake = builtins.getFlake {quote(url)}", *_DEFINITIONS)
+    return "".join(f"{line}\n" for line in lines)
+
+
+# Forces the flake file and its outputs function, no output.
+FLAKE_INFO: Final = (
+    "let i = flake.sourceInfo; in builtins.seq (builtins.attrNames flake.outputs)"
+    " { path = i.outPath; narHash = i.narHash or null; rev = i.rev or null;"
+    " lastModified = i.lastModified or null; revCount = i.revCount or null; }"
+)
+
+
+def exists(path: Sequence[str]) -> str:
+    """Whether there is an attribute below the flake's outputs; forces what leads to it, not its value."""
+    return f"(at {quote_list(path)}).found"
+
+
+def look(question: Question) -> str:
+    """What stands at the question's attribute."""
+    verb = ("ldn" if question.inside else "ld") if question.instantiate else "l"
+    return f"{verb} {quote_list(question.path)}"
+
+
+def read_look(value: object) -> Standing | str:
+    """The answer to `look`, or what is wrong with it: an attribute may only pretend to be a derivation."""
+    match value:
+        case {"kind": "plain", "type": str(kind)}:
+            return Plain(kind)
+        case {"kind": "set", "names": list(names), "typed": bool(typed)}:
+            return AttrSet(tuple(names), typed)
+        case {"kind": "derivation", **rest}:
+            inside = rest.get("names")
+            names = inside if isinstance(inside, list) else []
+            return _read_derivation(rest, tuple(names))
+    return "the evaluator gave an answer of no known form"
+
+
+def fetch_tree(locked: object) -> str:
+    """Fetch one locked input and describe what came."""
+    return (
+        f"let t = builtins.fetchTree {value(locked)}; in"
+        ' { path = "${t}"; narHash = t.narHash or null; rev = t.rev or null;'
+        " lastModified = t.lastModified or null; revCount = t.revCount or null; }"
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${")
+
+
+def _read_derivation(fields: Mapping[object, object], names: tuple[str, ...]) -> Derivation | str:
+    if "drvPath" not in fields:
+        return Derivation(None, names)
+    drv_path = fields["drvPath"]
+    try:
+        if isinstance(drv_path, str) and StorePath.parse(drv_path).name.endswith(".drv"):
+            return Derivation(drv_path, names)
+    except InvalidStorePath:
+        pass
+    return "it calls itself a derivation, but its drvPath is no store path of one"
