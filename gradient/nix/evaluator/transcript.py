@@ -97,6 +97,7 @@ class Transcript:
     def _take(self, line: bytes) -> Reply | None:
         if (at := line.find(self._value_mark)) >= 0:
             self._printed = line[at + len(self._value_mark) : line.rindex(b'"')]
+            self._check_value(len(self._printed))
             return None
         if (at := line.find(self._end_mark)) >= 0:
             return self._finish(line[at + len(self._end_mark) : line.rindex(b'"')])
@@ -129,12 +130,15 @@ class Transcript:
         self._omitted = False
         return text.strip("\n")
 
+    def _check_value(self, size: int) -> None:
+        if size > MAX_VALUE:
+            raise TranscriptError(f"an answer over {MAX_VALUE // 2**20} MiB")
+
     def _bound_rest(self) -> None:
         if len(self._rest) <= MAX_DIAGNOSTICS:
             return
         if self._value_mark in self._rest[:MAX_DIAGNOSTICS]:
-            if len(self._rest) > MAX_VALUE:
-                raise TranscriptError(f"an answer over {MAX_VALUE // 2**20} MiB")
+            self._check_value(len(self._rest))
             return
         # A line without end of the evaluated code: only its last part can still hold a mark of ours.
         keep = len(self._value_mark)
