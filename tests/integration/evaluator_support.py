@@ -73,5 +73,5 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that only the system can tell: a process's end, its use of the processor."""
     with trio.fail_after(60):
         await trio.lowlevel.checkpoint()
-        while not condition():
-            await trio.sleep(0.01)  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.01)

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import pytest
 import trio
-from evaluator_support import ENDLESS, GREEDY, NIX, commit, outputs_flake, run_nix, store_flake, until
 
 from gradient.nix.attr_path import candidate_paths
 from gradient.nix.evaluator.child import MAX_REQUEST, MAX_UNDER_WAY
@@ -27,6 +26,17 @@ from gradient.nix.evaluator.messages import headline
 from gradient.nix.evaluator.pool import EvaluatorPool
 from gradient.nix.evaluator.settings import EvaluatorSettings, Role
 from gradient.nix.evaluator.transcript import MAX_DIAGNOSTICS
+from tests.integration.evaluator_support import (
+    ENDLESS,
+    GREEDY,
+    NIX,
+    commit,
+    is_alive,
+    outputs_flake,
+    run_nix,
+    store_flake,
+    until,
+)
 
 pytestmark = pytest.mark.nix
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from evaluator_support import ENDLESS, GREEDY, NIX, outputs_flake, is_alive, run_nix, store_flake, until
 
 from gradient.nix.evaluator.child import Child
 from gradient.nix.evaluator.discover import Request, discover
@@ -29,6 +28,16 @@ from gradient.nix.evaluator.messages import headline, is_import_from_derivation
 from gradient.nix.evaluator.pool import EvaluatorPool
 from gradient.nix.evaluator.settings import EvaluatorSettings
 from gradient.nix.wildcard import parse_wildcards
+from tests.integration.evaluator_support import (
+    ENDLESS,
+    GREEDY,
+    NIX,
+    is_alive,
+    outputs_flake,
+    run_nix,
+    store_flake,
+    until,
+)
 
 pytestmark = pytest.mark.nix
 

@@ -221,9 +221,9 @@ class Child:
         self._reaped = True
 
     def _has_ended(self) -> bool:
-        """An idle child has nothing to say: anything to read from it is its end, or as bad."""
+        """Whether nobody holds the other end of the pipe any more."""
         poll = select.poll()
-        poll.register(self._stdout.fileno(), select.POLLIN)
+        poll.register(self._stdout.fileno(), 0)  # a hang-up is told unasked
         return bool(poll.poll(0))
 
     def _prefer_for_oom(self) -> None:
