@@ -24,11 +24,16 @@ import psycopg
 import pytest
 import structlog
 import trio
+from hypothesis import settings
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gradient.graph.embedded import EmbeddedPostgres
 from gradient.graph.migrate import migrate
 from gradient.graph.pg import Connection, Pool
+
+# The same examples on every run, and no deadline: a busy machine is no failure.
+settings.register_profile("gradient", derandomize=True, deadline=None)
+settings.load_profile("gradient")
 
 # A test that is about the log configures it itself.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
