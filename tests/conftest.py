@@ -61,7 +61,7 @@ def running(postgres: EmbeddedPostgres) -> Iterator[str]:
     def thread() -> None:
         try:
             trio.run(main)
-        except BaseException as error:
+        except BaseException as error:  # handed to the waiting fixture  # noqa: ASYNC103
             started.put(error)
 
     runner = threading.Thread(target=thread, name="postgres")

@@ -178,7 +178,7 @@ class EmbeddedPostgres:
                 await journal.until_end()
                 raise DatabaseGone(f"the embedded PostgreSQL ended: {journal.tail()}")
             finally:
-                await self._stop(process, journal)
+                await self._stop(process, journal)  # shields itself  # noqa: ASYNC102
 
     @contextmanager
     def _owned(self) -> Iterator[None]:

@@ -31,17 +31,15 @@ INSTANCE_KEY: Final = 641
 # Seconds to wait for the lock: a killed server's session ends within a moment, not at once.
 INSTANCE_WAIT: Final = 3.0
 
-CREATE_SCHEMA_MIGRATION = Statement(
-    "create_schema_migration",
-    """
-    CREATE TABLE IF NOT EXISTS schema_migration (
-        number     integer     PRIMARY KEY,
-        name       text        NOT NULL,
-        applied_at timestamptz NOT NULL,
-        checksum   text        NOT NULL
-    )
-    """,
+# Not a Statement: PostgreSQL prepares queries only.
+_CREATE_SCHEMA_MIGRATION: Final = """
+CREATE TABLE IF NOT EXISTS schema_migration (
+    number     integer     PRIMARY KEY,
+    name       text        NOT NULL,
+    applied_at timestamptz NOT NULL,
+    checksum   text        NOT NULL
 )
+"""
 APPLIED_MIGRATIONS = Statement(
     "applied_migrations", "SELECT number, name, checksum FROM schema_migration ORDER BY number"
 )
@@ -133,7 +131,7 @@ async def migrate(
     """
     if migrations is None:
         migrations = await trio.to_thread.run_sync(read_migrations)
-    await pg.execute(connection, CREATE_SCHEMA_MIGRATION)
+    await pg.execute(connection, _CREATE_SCHEMA_MIGRATION)
     applied = await pg.fetch_as(connection, Applied, APPLIED_MIGRATIONS)
     todo = pending(migrations, applied)
     for migration in todo:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import select
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
@@ -251,13 +251,12 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         except psycopg.OperationalError as error:
             raise _down(params, [str(error)]) from error
         for attempt in attempts:
-            with trio.move_on_after(limit) as scope:
-                try:
+            try:
+                with trio.move_on_after(limit):
                     return await _drive_connecting(cls._connect_gen(make_conninfo("", **attempt)))
-                except psycopg.OperationalError as error:
-                    failures.append(_one_line(error))
-            if scope.cancelled_caught:
                 failures.append(f"no answer within {limit:g} s")
+            except psycopg.OperationalError as error:
+                failures.append(_one_line(error))
         raise _down(params, failures)
 
     async def wait(  # the signature is psycopg's: its `notifies(timeout=...)` passes one
@@ -278,7 +277,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 return result
         except trio.Cancelled:
-            await self._cancel_statement(gen)
+            await self._cancel_statement(gen)  # shields itself  # noqa: ASYNC102
             raise
         raise _WaitTimeout("wait timeout expired")
 
@@ -287,12 +286,10 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         if self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
             self.abandon()
         elif self._busy():
-            with trio.move_on_after(CLEANUP_LIMIT, shield=True):
-                try:
-                    await _drive_connecting(self._cancel_gen())
-                    await _drive(gen, self.pgconn.socket)
-                except psycopg.Error:
-                    pass  # QueryCanceled as wished; whatever else, the connection's state decides
+            # QueryCanceled is as wished; whatever else it is, the connection's state decides.
+            with suppress(psycopg.Error), trio.move_on_after(CLEANUP_LIMIT, shield=True):
+                await _drive_connecting(self._cancel_gen())
+                await _drive(gen, self.pgconn.socket)
             if self._busy():
                 self.abandon()
 
@@ -390,11 +387,11 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        await self.close()
+        await self.close()  # never blocks  # noqa: ASYNC102
 
 
 class _Transaction(AsyncTransaction):
-    """BEGIN, COMMIT and ROLLBACK that a cancellation cannot interrupt (style: all or nothing)."""
+    """BEGIN, COMMIT and ROLLBACK that a cancellation cannot interrupt, all three through `insist`."""
 
     _conn: Connection
 
@@ -406,7 +403,7 @@ class _Transaction(AsyncTransaction):
             except psycopg.Error as error:
                 # Leaving will not be called: undo what entering counted.
                 if self.pgconn.status == pq.ConnStatus.OK:
-                    await self._finish(self._exit_gen(type(error), error, None))
+                    await self._finish(self._exit_gen(type(error), error, None))  # noqa: ASYNC120
                 else:
                     self.status = self.Status.FAILED
                 raise
@@ -421,9 +418,9 @@ class _Transaction(AsyncTransaction):
         if self.pgconn.status != pq.ConnStatus.OK:
             self.status = self.Status.FAILED
             return False
-        await self._conn.insist(self._conn.lock.acquire)
+        await self._conn.insist(self._conn.lock.acquire)  # noqa: ASYNC102
         try:
-            return await self._finish(self._exit_gen(exc_type, exc_val, exc_tb))
+            return await self._finish(self._exit_gen(exc_type, exc_val, exc_tb))  # noqa: ASYNC102
         finally:
             self._conn.lock.release()
 

@@ -88,7 +88,7 @@ async def test_a_second_server_on_the_folder_is_refused(folder: Path) -> None:
 async def test_its_death_is_an_error_of_the_database_and_it_starts_again(folder: Path) -> None:
     postgres = server(folder)
 
-    async def until_it_dies(*, task_status: trio.TaskStatus[str]) -> None:
+    async def until_it_dies(*, task_status: trio.TaskStatus[str]) -> None:  # noqa: ASYNC128
         with pytest.raises(DATABASE_ERRORS, match="the embedded PostgreSQL ended"):
             await postgres.run(task_status=task_status)
 
@@ -145,10 +145,10 @@ async def test_half_an_initdb_is_thrown_away(folder: Path) -> None:
 
 async def test_cancelled_while_it_starts_it_leaves_nothing(folder: Path) -> None:
     postgres = server(folder)
-    with trio.CancelScope() as scope:
+    with trio.CancelScope() as scope:  # noqa: ASYNC912
         async with trio.open_nursery() as nursery:
             nursery.start_soon(postgres.run)
-            while not (postgres.cluster / "postmaster.pid").exists():
+            while not (postgres.cluster / "postmaster.pid").exists():  # noqa: ASYNC110
                 await trio.lowlevel.checkpoint()
             scope.cancel()
     assert scope.cancelled_caught

@@ -168,7 +168,7 @@ async def test_databases_of_one_server_have_a_lock_each(database_url: str, empty
 
 
 async def test_a_lost_lock_is_an_error_of_the_database(database_url: str, connection: Connection) -> None:
-    async def hold(*, task_status: trio.TaskStatus[None]) -> None:
+    async def hold(*, task_status: trio.TaskStatus[None]) -> None:  # noqa: ASYNC128
         with pytest.raises(pg.DATABASE_ERRORS):
             await InstanceLock(database_url).run(task_status=task_status)
 

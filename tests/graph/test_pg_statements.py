@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from gradient.graph import pg, statements
@@ -40,11 +41,31 @@ async def test_a_statement_runs_by_itself(connection: Connection, registry: dict
     assert await pg.fetch_value(connection, statement, {"a": 1, "b": 2}) == 3
 
 
+async def refusal(connection: Connection, statement: Statement) -> str | None:
+    """What PostgreSQL has against preparing and planning `statement`.
+
+    With untyped parameters, which is how they are sent: so this is what production prepares.
+    """
+    name = f'"{statement.name}"'
+    nulls = f"({', '.join(['NULL'] * len(statement.parameters))})" if statement.parameters else ""
+    try:
+        await pg.execute(connection, f"PREPARE {name} AS {statement.numbered}")
+        await pg.execute(connection, f"EXPLAIN EXECUTE {name}{nulls}")
+    except psycopg.Error as error:
+        return str(error)
+    return None
+
+
 async def test_every_statement_is_accepted(connection: Connection) -> None:
-    """With untyped parameters, which is how they are sent: so this is what production prepares."""
-    names = []
-    for number, statement in enumerate(all_statements()):
-        await pg.execute(connection, f"PREPARE s{number} AS {statement.numbered}")
-        names.append(statement.name)
-    assert names == sorted(set(names))
-    assert "applied_migrations" in names
+    found = {statement.name: await refusal(connection, statement) for statement in all_statements()}
+    assert {name: error for name, error in found.items() if error} == {}
+    assert list(found) == sorted(found)
+    assert "applied_migrations" in found
+
+
+async def test_a_statement_that_is_not_accepted_is_found(
+    connection: Connection, registry: dict[str, Statement]
+) -> None:
+    assert "does not exist" in (await refusal(connection, Statement("bad", "SELECT nothing FROM here")) or "")
+    untyped = Statement("untyped", "SELECT unnest(%(ids)s)")
+    assert "is not unique" in (await refusal(connection, untyped) or "")
