@@ -1,4 +1,4 @@
-"""The body of an upload: any number of packed NARs in one stream. Layer: nar, pure; docs/protocol.md.
+"""The body of an upload: any number of packed NARs in one stream. Layer: nar.
 
     bundle  = "gradnar1" entry* u32(0)
     entry   = block(header) block(data)* u32(0) block(result)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -53,45 +53,45 @@ def _entries(name: str, parent: int | None) -> Iterator[tuple[bytes, Node]]:
 
 
 def _node(entry: os.DirEntry[str], directory: int) -> Node:
-    if entry.is_symlink():
-        return Symlink(os.fsencode(os.readlink(entry.name, dir_fd=directory)))
-    if entry.is_dir(follow_symlinks=False):
-        return Directory(_entries(entry.name, directory))
     if entry.is_file(follow_symlinks=False):
         return _regular(entry.name, directory)
+    if entry.is_dir(follow_symlinks=False):
+        return Directory(_entries(entry.name, directory))
+    if entry.is_symlink():
+        return Symlink(os.fsencode(os.readlink(entry.name, dir_fd=directory)))
     raise _unsupported(entry.name)
 
 
 def _regular(name: str, directory: int | None) -> Regular:
-    file, status = _open(name, directory)
+    file = os.open(name, _FILE, dir_fd=directory)
     try:
-        small = _read_small(file, name, status.st_size) if status.st_size < READ_SIZE else None
+        status = _status(file, name)
+        size = status.st_size
+        chunks: Iterable[bytes]
+        if size < READ_SIZE:
+            # One byte more shows a file that grew, without another call.
+            chunks = (os.read(file, size + 1),)
+            if len(chunks[0]) != size:
+                raise _changed(name)
+        else:
+            chunks = _large_chunks(name, directory, size)
     finally:
         os.close(file)
-    chunks = _large_chunks(name, directory, status.st_size) if small is None else (small,)
-    return Regular(status.st_size, bool(status.st_mode & stat.S_IXUSR), chunks)
+    return Regular(size, bool(status.st_mode & stat.S_IXUSR), chunks)
 
 
-def _open(name: str, directory: int | None) -> tuple[int, os.stat_result]:
-    file = os.open(name, _FILE, dir_fd=directory)
+def _status(file: int, name: str) -> os.stat_result:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
-        os.close(file)
         raise _unsupported(name)
-    return file, status
-
-
-def _read_small(file: int, name: str, size: int) -> bytes:
-    data = os.read(file, size + 1)  # one byte more shows a file that grew, without a second call
-    if len(data) != size:
-        raise _changed(name)
-    return data
+    return status
 
 
 def _large_chunks(name: str, directory: int | None, size: int) -> Iterator[bytes]:
     # Opened again rather than kept open: a generator that is never started would leak the descriptor.
-    file, _ = _open(name, directory)
+    file = os.open(name, _FILE, dir_fd=directory)
     try:
+        _status(file, name)
         left = size
         while chunk := os.read(file, READ_SIZE):
             left -= len(chunk)

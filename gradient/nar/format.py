@@ -8,6 +8,7 @@ Source: NixOS/nix, doc/manual/source/protocols/nix-archive/index.md.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Final
 
@@ -16,6 +17,8 @@ MAX_DEPTH: Final = 64
 # NAME_MAX and PATH_MAX - 1 of Linux: nothing longer can be written to a disk.
 MAX_NAME: Final = 255  # bytes
 MAX_TARGET: Final = 4095  # bytes
+
+_NAME: Final = re.compile(rb"(?!\.\.?\Z)[^/\0]{1,%d}" % MAX_NAME)
 
 U64: Final = struct.Struct("<Q")
 PADDING: Final = tuple(bytes(count) for count in (0, 7, 6, 5, 4, 3, 2, 1))  # by length modulo 8
@@ -53,12 +56,8 @@ def name_fault(name: bytes, previous: bytes) -> str | None:
 
     These rules are also what keeps a hostile NAR from writing outside the folder it is restored to.
     """
-    if not name:
-        return "an empty name"
-    if len(name) > MAX_NAME:
-        return f"a name of {len(name)} bytes; {MAX_NAME} is the limit"
-    if name in (b".", b"..") or b"/" in name or b"\0" in name:
-        return f"the name {name!r}"
+    if _NAME.fullmatch(name) is None:
+        return f"the name {name[: MAX_NAME + 1]!r}"
     if name <= previous:
         return f"the name {name!r} after {previous!r}; names must be unique and sorted by their bytes"
     return None

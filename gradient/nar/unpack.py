@@ -32,7 +32,7 @@ _EMPTY_FRAME: Final = bytes.fromhex("502a4d1800000000")
 def decompress(chunks: Iterable[bytes], nar_size: int, *, max_window: int = MAX_WINDOW) -> Iterator[bytes]:
     """The NAR bytes of a compressed NAR: zstd, xz or none, told by its first bytes.
 
-    Yields at most `nar_size` bytes and raises InvalidNar at the first one beyond, at damaged or
+    Yields at most `nar_size` bytes, no empty chunks, and raises InvalidNar at the first one beyond, at damaged or
     truncated input, and for a zstd window above `max_window` bytes. A size below `nar_size` is not an
     error here: the NAR parser and the hash see it."""
     source = iter(chunks)
@@ -60,7 +60,8 @@ def _bounded(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
         left -= len(chunk)
         if left < 0:
             raise InvalidNar(f"the NAR is larger than the {size} bytes it may have")
-        yield chunk
+        if chunk:
+            yield chunk
 
 
 def _unzstd(chunks: Iterator[bytes], max_window: int) -> Iterator[bytes]:

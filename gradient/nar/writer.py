@@ -54,7 +54,7 @@ def dump_path(path: Path) -> Iterator[bytes]:
 
 
 def dump_tree(root: Node) -> Iterator[bytes]:
-    """The NAR of `root`, in chunks of about 256 KiB, or of what larger pieces the tree has.
+    """The NAR of `root`, in chunks of about 256 KiB, or of what larger pieces the tree has; never empty.
 
     Raises UnsupportedTree for a tree that no NAR can hold, also in the middle."""
     pieces = Pieces()
@@ -88,7 +88,8 @@ def _contents(node: Regular, pieces: Pieces) -> Iterator[bytes]:
         if left < 0:
             break
         if len(chunk) >= _UNCOPIED:
-            yield pieces.take()
+            if held := pieces.take():
+                yield held
             yield chunk
         elif pieces.put(chunk):
             yield pieces.take()

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import boto3
+import obstore
 import pytest
 import trio
 from moto.server import ThreadedMotoServer
@@ -15,8 +16,10 @@ from moto.server import ThreadedMotoServer
 from gradient.nar.bundle import BundleItem, EntryHeader, bundled
 from gradient.nar.errors import NoSuchObject, StoreUnavailable
 from gradient.nar.ingest import ingest_bundle
+from gradient.nar.objects import RemoteObjects
 from gradient.nar.store import NarStore, nar_key
 from gradient.nar.tree import Regular
+from gradient.nix.hashes import Hash
 
 PATH = "/nix/store/00000000000000000000000000000001-one"
 KEY = nar_key(PATH)
@@ -74,12 +77,15 @@ async def test_put_get_delete(store: NarStore, tmp_path: Path) -> None:
 
 
 async def test_a_large_upload_goes_up_in_parts_and_comes_back(store: NarStore, tmp_path: Path) -> None:
-    """Larger than one part (5 MiB), and bytes that do not compress."""
+    """12 MiB that do not compress, in parts of 5 MiB."""
     tree = Regular(12 * 2**20, False, [os.urandom(2**20) for _ in range(12)])
     async with bundled([BundleItem(EntryHeader(PATH), tree)]) as stream:
         (record,) = await ingest_bundle(stream, store, lambda header: True)
     assert await store.size(KEY) == record.file_size
-    assert len(await store.get(KEY)) == record.file_size
+    assert Hash.of(await store.get(KEY)).nix32() == record.file_hash
+    assert isinstance(store.objects, RemoteObjects)
+    # The entity tag of an object in parts ends with their number.
+    assert obstore.head(store.objects._store, KEY)["e_tag"].endswith('-3"')
     assert list((tmp_path / "spool").iterdir()) == []
 
 

@@ -31,7 +31,9 @@ def zstd_streamed(data: bytes) -> bytes:
 
 
 def unpacked(data: bytes, size: int = len(NAR), step: int = 1000) -> bytes:
-    return b"".join(decompress((data[at : at + step] for at in range(0, len(data), step)), size))
+    chunks = list(decompress((data[at : at + step] for at in range(0, len(data), step)), size))
+    assert all(chunks)
+    return b"".join(chunks)
 
 
 @pytest.mark.parametrize("compress", [zstd, zstd_streamed, lzma.compress, bytes])
