@@ -32,9 +32,9 @@ _EMPTY_FRAME: Final = bytes.fromhex("502a4d1800000000")
 def decompress(chunks: Iterable[bytes], nar_size: int, *, max_window: int = MAX_WINDOW) -> Iterator[bytes]:
     """The NAR bytes of a compressed NAR: zstd, xz or none, told by its first bytes.
 
-    Yields at most `nar_size` bytes, no empty chunks, and raises InvalidNar at the first one beyond, at damaged or
-    truncated input, and for a zstd window above `max_window` bytes. A size below `nar_size` is not an
-    error here: the NAR parser and the hash see it."""
+    Yields at most `nar_size` bytes and no empty chunks. Raises InvalidNar at the first byte beyond, at
+    damaged or truncated input, and for a zstd window above `max_window` bytes. A size below `nar_size` is
+    not an error here: the NAR parser and the hash see it."""
     source = iter(chunks)
     head = b""
     while len(head) < len(_XZ) and (chunk := next(source, None)) is not None:
