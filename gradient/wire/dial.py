@@ -1,4 +1,4 @@
-"""Reaching the server: its URL, TCP, TLS. No WebSocket here."""
+"""Reaching the server: its URL, and a byte stream to it. No WebSocket here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
+from gradient.http import errors as http
+from gradient.http.dial import open_stream
 from gradient.wire.errors import ConnectFailed
 
 
@@ -38,25 +40,13 @@ class Address:
         return f"{'wss' if self.tls else 'ws'}://{self.host_header}"
 
 
-async def dial(address: Address, ssl_context: ssl.SSLContext | None) -> trio.abc.Stream:
-    """TCP (trio sets TCP_NODELAY) and, for wss, TLS; raises ConnectFailed."""
+async def dial(address: Address, tls: ssl.SSLContext | None) -> trio.abc.Stream:
+    """A stream to `address`, encrypted if it is wss; raises ConnectFailed."""
+    context = (tls or ssl.create_default_context()) if address.tls else None
     try:
-        if not address.tls:
-            return await trio.open_tcp_stream(address.host, address.port)
-        context = ssl_context or ssl.create_default_context()
-        stream = await trio.open_ssl_over_tcp_stream(
-            address.host, address.port, ssl_context=context, https_compatible=True
-        )
-        try:
-            await stream.do_handshake()
-        except BaseException:
-            await trio.aclose_forcefully(stream)
-            raise
-    except OSError as error:
-        raise ConnectFailed(f"cannot reach {address}: {error}") from error
-    except trio.BrokenResourceError as error:
-        raise ConnectFailed(f"no TLS with {address}: {error.__cause__ or error}") from error
-    return stream
+        return await open_stream(address.host, address.port, context)
+    except http.ConnectFailed as error:
+        raise ConnectFailed(f"{address} {error}") from error
 
 
 def peer_name(stream: trio.abc.Stream) -> str:
