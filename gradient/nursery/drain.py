@@ -43,7 +43,6 @@ async def drain(phases: Sequence[Phase]) -> tuple[str, ...]:
     Raises an exception group of what the phases raised, after the last one. Cancelling the drain ends
     it at once: that is what a second signal does.
     """
-    await trio.lowlevel.checkpoint()
     overran = []
     errors = []
     for phase in phases:

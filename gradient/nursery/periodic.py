@@ -49,7 +49,6 @@ async def _run_once(
     recoverable: tuple[type[Exception], ...],
     child: Child,
 ) -> None:
-    await trio.lowlevel.checkpoint()  # so that a pass that never waits can be cancelled
     failed = False
     scope = trio.CancelScope()
     scope.deadline = trio.current_time() + budget

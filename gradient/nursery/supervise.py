@@ -60,7 +60,6 @@ async def _failed(
     backoff: Backoff,
 ) -> bool:
     """One run. True: it ended with an error that calls for another; False: it returned."""
-    await trio.lowlevel.checkpoint()  # so that a service that fails without waiting can be cancelled
     started = trio.current_time()
     child.running()
     failed = False

@@ -265,6 +265,12 @@ async def test_what_is_not_there_is_named(repo: Repo, cache: GitCache) -> None:
         await cache.fetch(repo.url, ref="absent")
     with pytest.raises(NoSuchCommit, match=f"has no commit {'0' * 39}1$"):
         await cache.fetch(repo.url, rev="0" * 39 + "1")
+    tree = repo.git("rev-parse", "HEAD:deep")
+    with pytest.raises(NoSuchCommit, match=f"has no commit {tree}$"):
+        await cache.fetch(repo.url, rev=tree)
+    repo.git("update-ref", "refs/tags/no-commit", tree)
+    with pytest.raises(NoSuchCommit, match="is no commit"):
+        await cache.fetch(repo.url, ref="refs/tags/no-commit")
 
 
 async def test_a_shallow_repository_has_no_count(repo: Repo, cache: GitCache, tmp_path: Path) -> None:
@@ -308,13 +314,11 @@ async def test_hooks_and_configuration_of_others_are_not_used(
     hooks.mkdir()
     (hooks / "reference-transaction").write_text(f"#!/bin/sh\ntouch {trap}\n")
     (hooks / "reference-transaction").chmod(0o755)
-    config = tmp_path / "gitconfig"
-    config.write_text(
-        f"[core]\n\thooksPath = {hooks}\n[init]\n\ttemplateDir = {tmp_path}\n[alias]\n\tlog = !false\n"
-    )
+    config = tmp_path / ".gitconfig"
+    config.write_text(f'[core]\n\thooksPath = {hooks}\n[url "file:///nowhere"]\n\tinsteadOf = {repo.url}\n')
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
     monkeypatch.setenv("GIT_DIR", "/nowhere")
-    (tmp_path / "x").mkdir()
     await GitCache(tmp_path / "git", Git.hardened(os.environ)).fetch(repo.url)
     assert not trap.exists()
 

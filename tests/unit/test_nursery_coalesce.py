@@ -16,15 +16,12 @@ class Disk:
         self.written: set[str] = set()
         self.durable: set[str] = set()
         self.syncs = 0
-        self.fails = False
 
     async def sync(self) -> None:
         self.syncs += 1
         seen = set(self.written)
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
-        if self.fails:
-            raise OSError("EIO")
         self.durable |= seen
 
 
@@ -66,23 +63,33 @@ async def test_a_caller_during_a_run_gets_a_later_one() -> None:
 
 
 async def test_an_error_reaches_every_caller_of_its_run_and_no_other() -> None:
-    disk = Disk()
-    disk.fails = True
-    sync = Coalescer(disk.sync)
-    failed = []
+    gate, failed = trio.Event(), []
+    runs = 0
+
+    async def operation() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            await gate.wait()
+        if runs == 2:
+            raise OSError("EIO")
+
+    run = Coalescer(operation)
 
     async def call(name: str) -> None:
         try:
-            await save(disk, sync, name)
+            await run()
         except OSError:
             failed.append(name)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(call, "a")
-        nursery.start_soon(call, "b")
+        for name in ("first", "a", "b"):
+            nursery.start_soon(call, name)
+            await wait_all_tasks_blocked()
+        gate.set()
     assert sorted(failed) == ["a", "b"]
-    disk.fails = False
-    await save(disk, sync, "c")
+    assert runs == 2, "a failed sync must not be tried again for those it failed"
+    await run()
 
 
 class CancelAfter(trio.abc.Instrument):

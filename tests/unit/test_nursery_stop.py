@@ -216,12 +216,13 @@ async def test_a_stop_drains_in_order(nursery: trio.Nursery) -> None:
 
 async def test_a_second_request_ends_a_drain_that_waits() -> None:
     tree, stop = Tree(), Stop()
-    async with trio.open_nursery() as inner:
-        inner.start_soon(run_root, tree.start, stop)
-        await wait_all_tasks_blocked()
-        stop.request()
-        await wait_all_tasks_blocked()
-        stop.request()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as inner:
+            inner.start_soon(run_root, tree.start, stop)
+            await wait_all_tasks_blocked()
+            stop.request()
+            await wait_all_tasks_blocked()
+            stop.request()
     assert tree.events == ["sessions ended", "writer ended"]
 
 
