@@ -221,10 +221,10 @@ def is_alive(pid: str) -> bool:
 
 async def gone(pids: list[str]) -> bool:
     with trio.move_on_after(KILL_LIMIT):
+        await trio.lowlevel.checkpoint()
         while any(map(is_alive, pids)):  # noqa: ASYNC110 - processes of others send no event
             await trio.sleep(0.02)
-        return True
-    return False
+    return not any(map(is_alive, pids))
 
 
 @pytest.mark.parametrize("after", [0.0, 0.3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 
 import pytest
@@ -218,8 +218,7 @@ async def test_an_early_error_ends_an_upload(reads_on: bool) -> None:
 
 
 async def test_a_source_that_fails_is_heard_and_poisons() -> None:
-    async def broken() -> AsyncIterator[bytes]:
-        await trio.lowlevel.checkpoint()
+    def broken() -> Iterator[bytes]:
         yield b"x"
         raise OSError("the file went away")
 
@@ -229,25 +228,31 @@ async def test_a_source_that_fails_is_heard_and_poisons() -> None:
         assert not connection.is_usable
 
 
+class Endless(AsyncGenerator[bytes, None]):
+    """What `async def` with `yield` makes, spelled out to see its end."""
+
+    is_closed = False
+
+    async def asend(self, value: None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return bytes(100_000)
+
+    async def athrow(self, *args: object) -> bytes:
+        self.is_closed = True
+        await trio.lowlevel.checkpoint()
+        raise StopAsyncIteration
+
+
 async def test_an_async_generator_is_closed_when_the_daemon_refuses() -> None:
-    closed: list[bool] = []
-
-    async def source() -> AsyncIterator[bytes]:
-        try:
-            while True:
-                await trio.lowlevel.checkpoint()
-                yield bytes(100_000)
-        finally:
-            closed.append(True)
-
     async def refuse(daemon: ScriptedDaemon) -> None:
         await daemon.take(200)
         await daemon.send(error("no"))
 
+    source = Endless()
     async with scripted(refuse) as connection:
         with pytest.raises(DaemonError):
-            await connection.add_to_store_nar(INFO, source())
-        assert closed == [True]
+            await connection.add_to_store_nar(INFO, source)
+    assert source.is_closed
 
 
 async def test_success_before_the_content_is_a_lie() -> None:

@@ -7,7 +7,6 @@ kills the builder and its children when its client is gone.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,20 +19,17 @@ import trio
 from gradient.nix.daemon import framing, operations
 from gradient.nix.daemon.address import DaemonAddress
 from gradient.nix.daemon.build_result import BuildResult
-from gradient.nix.daemon.errors import ConnectionUnusable, DaemonError, DaemonGone, DaemonProtocolError
+from gradient.nix.daemon.errors import ConnectionUnusable, DaemonGone, DaemonProtocolError
 from gradient.nix.daemon.framing import ByteSource, FrameWriter, Write
 from gradient.nix.daemon.handshake import NEWEST_MINOR, DaemonInfo, greet_daemon
 from gradient.nix.daemon.nar_extent import NarChunks
 from gradient.nix.daemon.operations import AddMethod, BuildMode, Garbage, Operation
 from gradient.nix.daemon.options import DaemonOptions
 from gradient.nix.daemon.path_info import PathInfo
-from gradient.nix.daemon.stderr import Failed, Last, Message, read_message
-from gradient.nix.daemon.stream import DaemonStream
+from gradient.nix.daemon.stream import DaemonStream, MessageSink
 from gradient.nix.daemon.transport import CLOSE_LIMIT, Transport, open_transport
 
 T = TypeVar("T")
-# Told every message of a running operation, in order. An awaitable is awaited before the next is read.
-MessageSink: TypeAlias = Callable[[Message], Awaitable[None] | None]
 # Writes the content of a request, piece by piece, to what it is given.
 Content: TypeAlias = Callable[[Write], Awaitable[None]]
 
@@ -57,17 +53,26 @@ async def greet(
     transport: Transport, options: DaemonOptions = DEFAULT_OPTIONS, *, newest: int = NEWEST_MINOR
 ) -> DaemonConnection:
     """Like `connect`, over an open transport, which is closed when the greeting fails."""
+    connection = DaemonConnection(*await _greeted(transport, newest))
+    await connection.set_options(options)
+    return connection
+
+
+async def open_stream(address: DaemonAddress, *, newest: int) -> tuple[DaemonStream, DaemonInfo]:
+    """A greeted stream, for who speaks the protocol on it otherwise: our proxy. The caller closes it."""
+    return await _greeted(await open_transport(address), newest)
+
+
+async def _greeted(transport: Transport, newest: int) -> tuple[DaemonStream, DaemonInfo]:
     stream = DaemonStream(transport)
     try:
         info = await stream.converse(greet_daemon(newest))
-        await _finish_messages(stream, None)
+        await stream.finish_messages()
     except BaseException:
         with trio.move_on_after(CLOSE_LIMIT, shield=True):
             await transport.aclose()
         raise
-    connection = DaemonConnection(stream, info)
-    await connection.set_options(options)
-    return connection
+    return stream, info
 
 
 @attrs.define(eq=False)
@@ -195,7 +200,7 @@ class DaemonConnection:
         operation = operations.nar_from_path(path)
         async with self._exclusively(operation.op.name):
             await self._stream.send(operation.request)
-            await _finish_messages(self._stream, None)
+            await self._stream.finish_messages()
             chunks = NarChunks(self._stream.take)
             yield chunks
             if not chunks.is_complete:
@@ -246,7 +251,7 @@ class DaemonConnection:
         while nothing moves; a builder that never pauses is noticed at its next line anyway.
         """
         try:
-            await _finish_messages(self._stream, on_message)
+            await self._stream.finish_messages(on_message)
         except trio.Cancelled:
             with trio.move_on_after(_SETTLE_LIMIT, shield=True):
                 await self._stream.settle()
@@ -272,18 +277,6 @@ class DaemonConnection:
         self._ended = self._ended or why
         with trio.move_on_after(CLOSE_LIMIT, shield=True):
             await self._stream.transport.aclose()
-
-
-async def _finish_messages(stream: DaemonStream, on_message: MessageSink | None) -> None:
-    """Read messages up to the last one. Raises `DaemonError` when it says that the operation failed."""
-    while True:
-        message = await stream.read(read_message())
-        if isinstance(message, Last):
-            return
-        if isinstance(message, Failed):
-            raise DaemonError(message.message)
-        if on_message is not None and inspect.isawaitable(told := on_message(message)):
-            await told
 
 
 @attrs.define(eq=False)
@@ -319,7 +312,7 @@ async def _send_content(stream: DaemonStream, content: Content) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(upload.run, nursery.cancel_scope)
         try:
-            await _finish_messages(stream, None)
+            await stream.finish_messages()
         except Exception as error:
             failure = error
         nursery.cancel_scope.cancel()

@@ -64,19 +64,25 @@ def greet_daemon(newest: int = NEWEST_MINOR) -> Dialogue[DaemonInfo]:
     return DaemonInfo(minor, nix_version, trusted)
 
 
-def read_client_greeting() -> Decoder[int]:
-    """The server's half, first part: the minor version that the client speaks."""
+def greet_client(daemon_minor: int) -> Dialogue[int]:
+    """The server's half, first part: say the version of the daemon behind, return the agreed minor.
+
+    An old client says its own version only after it has read ours. Raises `DaemonTooOld`.
+    """
     if (yield from read_u64()) != _CLIENT_MAGIC:
         raise DaemonProtocolError("the other end is not a Nix client: its greeting is wrong")
-    minor = yield from _read_minor()
+    yield u64(_DAEMON_MAGIC) + u64(_wire(daemon_minor))
+    minor = min(daemon_minor, (yield from _read_minor()))
     if minor < OLDEST_MINOR:
         raise DaemonTooOld(f"the Nix client speaks protocol {MAJOR}.{minor}: Nix 2.8 or newer is needed")
     return minor
 
 
-def answer_client(info: DaemonInfo) -> Dialogue[None]:
-    """The server's half, second part: greet with what the daemon behind said, `Last` excluded."""
-    yield u64(_DAEMON_MAGIC) + u64(_wire(info.minor))
+def introduce(info: DaemonInfo) -> Dialogue[None]:
+    """The server's half, second part: in the agreed version, what the daemon behind said of itself.
+
+    `Last` has to be sent after it.
+    """
     if info.minor >= 38:
         yield from read_strings(_MAX_FEATURES)
         yield strings(())

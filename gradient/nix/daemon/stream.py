@@ -5,21 +5,28 @@ Layer: rank 1. The only place that turns "the stream ended" into `DaemonGone`.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import attrs
 import trio
 
-from gradient.nix.daemon.errors import DaemonGone
+from gradient.nix.daemon.errors import DaemonError, DaemonGone, DaemonProtocolError
 from gradient.nix.daemon.handshake import Dialogue
 from gradient.nix.daemon.primitives import Decoder
+from gradient.nix.daemon.stderr import Failed, Last, Message, read_message
 from gradient.nix.daemon.transport import Transport
 
 T = TypeVar("T")
+# Told every message of a running operation, in order. An awaitable is awaited before the next is read.
+MessageSink: TypeAlias = Callable[[Message], Awaitable[None] | None]
 
 # One receive: a pipe's and a socket's usual buffer.
 _RECEIVE: Final = 64 << 10  # bytes
+# A client that waits for an answer says nothing, or the first bytes of its next request.
+_KEPT: Final = 64 << 10  # bytes
 # A daemon has handled a line of a build's log long before.
 _QUIET: Final = 0.05  # seconds
 
@@ -75,6 +82,32 @@ class DaemonStream:
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data
+
+    async def take_some(self) -> bytes:
+        """Whatever comes next, at least one byte."""
+        data = bytes(self._buffer) or await self._receive()
+        self._buffer.clear()
+        return data
+
+    async def finish_messages(self, on_message: MessageSink | None = None) -> None:
+        """Read messages up to the last one. Raises `DaemonError` when it says that the operation failed."""
+        while True:
+            message = await self.read(read_message())
+            if isinstance(message, Last):
+                return
+            if isinstance(message, Failed):
+                raise DaemonError(message.message)
+            if on_message is not None and inspect.isawaitable(told := on_message(message)):
+                await told
+
+    async def wait_for_end(self) -> None:
+        """Wait, as long as it takes, for the other end to close: then raise `DaemonGone`.
+
+        Cancel it to go on with the stream. What arrives meanwhile is kept, up to a limit.
+        """
+        while len(self._buffer) < _KEPT:
+            self._buffer += await self._receive()
+        raise DaemonProtocolError("the other end keeps talking where it should wait")
 
     async def settle(self) -> None:
         """Discard what comes until nothing has come for `_QUIET` seconds: the end of the stream's use."""
