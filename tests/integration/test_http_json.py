@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from http_support import Peer, certificate, serving
 
 from gradient.http import json_calls
 from gradient.http.client import HttpClient
@@ -20,6 +19,7 @@ from gradient.http.errors import (
     HttpError,
     ProtocolFault,
 )
+from tests.integration.http_support import Peer, certificate, serving
 
 
 async def test_a_call_and_its_answer() -> None:

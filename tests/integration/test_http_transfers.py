@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import pytest
 import trio
-from http_support import Peer, certificate, serving
 
 from gradient.http.client import HttpClient
 from gradient.http.connection import ANSWER_LIMIT
@@ -20,6 +19,7 @@ from gradient.http.errors import (
     HttpError,
     ProtocolFault,
 )
+from tests.integration.http_support import Peer, certificate, serving
 
 OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

@@ -270,6 +270,21 @@ def stop_taking(stream: Any) -> None:
     stream.send_stream.send_all_hook = trio.sleep_forever
 
 
+async def test_nothing_is_queued_for_a_peer_that_is_gone() -> None:
+    """Nobody reads or writes when the peer leaves: the very next send says so."""
+
+    async def server(link: Link) -> None:
+        await link.receive()
+
+    async with pair(server) as (link, _):
+        await link.send(m.Draining())
+        await trio.testing.wait_all_tasks_blocked()
+        assert link.ended is not None
+        assert link.ended.code == 1000
+        with pytest.raises(LinkClosed):
+            await link.send(m.Draining())
+
+
 async def test_a_stalled_send_kills_the_link(autojump_clock: Any) -> None:
     async def server(link: Link) -> None:
         assert (await end_of(link)).code == 1006
