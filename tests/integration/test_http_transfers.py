@@ -95,6 +95,18 @@ async def test_an_early_answer_ends_the_upload(size: int | None, status: int) ->
     assert size or body.closed
 
 
+async def test_an_early_answer_ends_the_upload_though_the_server_reads_nothing_more() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.head()
+        await peer.answer(409, "have it")
+        await trio.sleep_forever()
+
+    async with serving(script) as url, HttpClient() as client:
+        with trio.fail_after(10):
+            answer = await client.upload(url, token=None, body=Pieces(bytes(2**16), endless=True))
+    assert (answer.status, answer.body) == (409, b"have it")
+
+
 @pytest.mark.parametrize("body", [bytes(2**22), None])
 async def test_a_server_that_just_hangs_up_on_an_upload(body: bytes | None) -> None:
     async def script(peer: Peer) -> None:
