@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 import structlog
@@ -59,6 +59,21 @@ class _Request:
         self.done.set()
 
 
+@attrs.frozen(eq=False)
+class Reply(Generic[T]):
+    """The answer to a posted message."""
+
+    _request: _Request
+
+    async def result(self) -> T:
+        """Wait for the commit; raises as `GraphWriter.submit` does."""
+        await self._request.done.wait()
+        if self._request.error is not None:
+            raise self._request.error
+        outcome: T = self._request.outcome
+        return outcome
+
+
 @attrs.define(eq=False)
 class GraphWriter:
     """Owns the one connection that moves the graph.
@@ -85,16 +100,17 @@ class GraphWriter:
         Raises GraphError (or another content error) when this message cannot be applied, WriterStopped
         when the writer has ended. A caller cancelled while waiting does not undo its message.
         """
+        return await self.post(message).result()
+
+    def post(self, message: Message[T]) -> Reply[T]:
+        """Put a message in the channel without waiting for it. Messages apply in the order of their
+        posts, so a caller may post several and then await their replies. Raises WriterStopped."""
         request = _Request(message)
         try:
             self._send.send_nowait(request)
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             raise WriterStopped("the server is stopping") from None
-        await request.done.wait()
-        if request.error is not None:
-            raise request.error
-        outcome: T = request.outcome
-        return outcome
+        return Reply(request)
 
     def close(self) -> None:
         """Take no more messages; `run` returns when the channel is empty. For the drain."""

@@ -1,0 +1,54 @@
+"""Import from derivation: a worker waits for builds in the middle of its evaluation. Layer: sessions.
+
+The worker has published the derivations as entry points, so they are wanted and built like any other;
+here somebody only watches for their end.
+Source: seed "Jobs", Evaluate.
+"""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from gradient.graph.moves import Moves
+from gradient.graph.pg import Pool
+from gradient.graph.worker_reads import import_states
+from gradient.model import REQUEUEABLE, BuildStatus
+from gradient.wire.messages import ImportRequest, ImportResult
+
+
+@attrs.define(eq=False)
+class ImportWaits:
+    """Everybody who waits for builds; fed with `moved` from the graph writer."""
+
+    readers: Pool
+    _moved: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    def moved(self, moves: Moves) -> None:
+        """Some build changed: let the waiting look again. Never blocks."""
+        if moves.builds:
+            self._moved.set()
+            self._moved = trio.Event()
+
+    async def wait(self, request: ImportRequest) -> ImportResult:
+        """Wait until every derivation of the request is in the cache, or one cannot come any more."""
+        while True:
+            moved = self._moved
+            answer = await self._look(request)
+            if answer is not None:
+                return answer
+            await moved.wait()
+
+    async def _look(self, request: ImportRequest) -> ImportResult | None:
+        async with self.readers.connection() as connection:
+            states = await import_states(connection, request.drv_paths)
+        unknown = set(request.drv_paths) - {state.drv_path for state in states}
+        if unknown:
+            return ImportResult(request.job_id, request.request_id, min(unknown), "it was never published")
+        for state in states:
+            status = BuildStatus(state.status)
+            if status in REQUEUEABLE:
+                return ImportResult(request.job_id, request.request_id, state.drv_path, status.label)
+        if all(state.fetchable for state in states):
+            return ImportResult(request.job_id, request.request_id)
+        return None

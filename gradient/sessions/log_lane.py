@@ -1,0 +1,63 @@
+"""The log lane of a session: chunks come in order, go to the live pages at once and to the database in
+larger pieces. Layer: sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from gradient.graph.logs import append_log
+from gradient.graph.pg import Pool
+
+# Bytes buffered for an assignment before they are written: one row of a size PostgreSQL compresses well.
+FLUSH_BYTES: Final = 64 * 1024
+# Seconds a line may wait in memory; a killed server loses at most this much of a log.
+FLUSH_SECS: Final = 1.0
+
+
+@attrs.define(eq=False)
+class _Pending:
+    """An assignment's unwritten bytes, and the number of its next chunk."""
+
+    data: bytearray = attrs.field(factory=bytearray)
+    index: int = 0
+
+
+@attrs.define(eq=False)
+class LogLane:
+    """Logs of one session's builds. `show` gets each piece as it comes: (derivation, bytes)."""
+
+    readers: Pool
+    show: Callable[[int, bytes], None]
+    _pending: dict[int, _Pending] = attrs.field(factory=dict, init=False)
+
+    async def write(self, assignment: int, derivation: int, data: bytes) -> None:
+        """Take a chunk; writes to the database when enough is pending."""
+        self.show(derivation, data)
+        pending = self._pending.setdefault(assignment, _Pending())
+        pending.data += data
+        if len(pending.data) >= FLUSH_BYTES:
+            await self._flush(assignment, pending)
+
+    async def flush(self) -> None:
+        """Write everything pending."""
+        for assignment, pending in list(self._pending.items()):
+            await self._flush(assignment, pending)
+
+    async def finish(self, assignment: int) -> None:
+        """Write what is left of a job's log, before its end is applied."""
+        pending = self._pending.pop(assignment, None)
+        if pending is not None:
+            await self._flush(assignment, pending)
+
+    async def _flush(self, assignment: int, pending: _Pending) -> None:
+        if not pending.data:
+            return
+        data, index = bytes(pending.data), pending.index
+        pending.data.clear()
+        pending.index += 1
+        async with self.readers.connection() as connection:
+            await append_log(connection, assignment, index, data)

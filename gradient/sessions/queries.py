@@ -1,0 +1,117 @@
+"""Answers to what workers ask about the cache and the graph. Layer: sessions.
+
+Each answer runs as a task beside the reader. A question that cannot be answered is answered so:
+`CacheError` means "unknown", and no worker may read it as "missing".
+Source: docs/protocol.md; seed "Jobs", Evaluate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from gradient.graph.pg import DATABASE_ERRORS, Pool
+from gradient.graph.worker_reads import HeldNar, held_nars, held_paths, known_derivations
+from gradient.nar.grants import Grants
+from gradient.nix.store_path import InvalidStorePath
+from gradient.wire.messages import (
+    CachedPathInfo,
+    CacheError,
+    CacheQuery,
+    CacheStatus,
+    KnownDerivations,
+    QueryKnownDerivations,
+    QueryMode,
+    UploadGrant,
+)
+
+# Paths one question may name.
+MAX_PATHS: Final = 1000
+# Seconds the server may take for an answer; the worker waits longer than that.
+ANSWER_LIMIT: Final = 45.0
+UPLOAD_SCOPE: Final = "upload"
+
+log = structlog.get_logger()
+
+
+@attrs.frozen
+class CacheSide:
+    """What the answers need of the server: its URLs, its cache, its grants, the time."""
+
+    cache: int
+    cache_url: str
+    upload_url: str
+    grants: Grants
+    grant_secs: int
+    clock: Callable[[], datetime]
+
+
+@attrs.define(eq=False)
+class Queries:
+    """Answers for one worker."""
+
+    readers: Pool
+    side: CacheSide
+    worker: str
+
+    async def cache(self, query: CacheQuery) -> CacheStatus | CacheError:
+        """Which paths the cache holds; how to fetch them (Pull), or leave to upload the others (Push)."""
+        if len(query.paths) > MAX_PATHS:
+            return CacheError(query.query_id, f"at most {MAX_PATHS} paths a query")
+        try:
+            with trio.fail_after(ANSWER_LIMIT):
+                return await self._cache_status(query)
+        except (*DATABASE_ERRORS, trio.TooSlowError, InvalidStorePath) as error:
+            log.warning("cache query failed", worker=self.worker, error=str(error))
+            return CacheError(query.query_id, str(error) or "the database did not answer in time")
+
+    async def _cache_status(self, query: CacheQuery) -> CacheStatus:
+        if query.mode is QueryMode.PULL:
+            async with self.readers.connection() as connection:
+                nars = await held_nars(connection, self.side.cache, query.paths)
+            return CacheStatus(query.query_id, tuple(self._info(path, nars.get(path)) for path in query.paths))
+        async with self.readers.connection() as connection:
+            held = await held_paths(connection, query.paths)
+        if query.mode is QueryMode.NORMAL:
+            return CacheStatus(query.query_id, tuple(CachedPathInfo(path, True) for path in sorted(held)))
+        flags = tuple(CachedPathInfo(path, path in held) for path in query.paths)
+        return CacheStatus(query.query_id, flags, self._grant())
+
+    def _info(self, path: str, held: HeldNar | None) -> CachedPathInfo:
+        if held is None:
+            return CachedPathInfo(path, False)
+        nar = held.nar
+        return CachedPathInfo(
+            path,
+            True,
+            url=f"{self.side.cache_url}/nar/{nar.file_hash.removeprefix('sha256:')}.nar.zst",
+            nar_hash=nar.nar_hash,
+            nar_size=nar.nar_size,
+            file_hash=nar.file_hash,
+            file_size=nar.file_size,
+            references=nar.references,
+            deriver=nar.deriver,
+            ca=nar.ca,
+            signatures=(held.signature,),
+        )
+
+    def _grant(self) -> UploadGrant:
+        expires = int(self.side.clock().timestamp()) + self.side.grant_secs
+        token = self.side.grants.issue(UPLOAD_SCOPE, self.worker, expires)
+        return UploadGrant(self.side.upload_url, token, expires)
+
+    async def known(self, query: QueryKnownDerivations) -> KnownDerivations:
+        """Which derivations the walk may skip; when unsure, none."""
+        try:
+            with trio.fail_after(ANSWER_LIMIT):
+                async with self.readers.connection() as connection:
+                    known = await known_derivations(connection, query.drv_paths[:MAX_PATHS])
+        except (*DATABASE_ERRORS, trio.TooSlowError, InvalidStorePath) as error:
+            log.warning("known-derivations query failed", worker=self.worker, error=str(error))
+            known = []
+        return KnownDerivations(query.query_id, tuple(known))
