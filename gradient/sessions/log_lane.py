@@ -8,14 +8,19 @@ from collections.abc import Callable
 from typing import Final
 
 import attrs
+import structlog
 
 from gradient.graph.logs import append_log
-from gradient.graph.pg import Pool
+from gradient.graph.pg import DATABASE_ERRORS, Pool
 
 # Bytes buffered for an assignment before they are written: one row of a size PostgreSQL compresses well.
 FLUSH_BYTES: Final = 64 * 1024
 # Seconds a line may wait in memory; a killed server loses at most this much of a log.
 FLUSH_SECS: Final = 1.0
+# Bytes of one log kept while the database does not answer.
+KEEP_BYTES: Final = 2**20
+
+log = structlog.get_logger()
 
 
 @attrs.define(eq=False)
@@ -54,10 +59,16 @@ class LogLane:
             await self._flush(assignment, pending)
 
     async def _flush(self, assignment: int, pending: _Pending) -> None:
+        """Write what is pending; while the database is away it stays, up to KEEP_BYTES."""
         if not pending.data:
             return
-        data, index = bytes(pending.data), pending.index
-        pending.data.clear()
+        data = bytes(pending.data)
+        try:
+            async with self.readers.connection() as connection:
+                await append_log(connection, assignment, pending.index, data)
+        except DATABASE_ERRORS as error:
+            log.warning("log not written yet", assignment=assignment, error=str(error))
+            del pending.data[KEEP_BYTES:]
+            return
+        del pending.data[: len(data)]
         pending.index += 1
-        async with self.readers.connection() as connection:
-            await append_log(connection, assignment, index, data)

@@ -74,7 +74,9 @@ class Queries:
         if query.mode is QueryMode.PULL:
             async with self.readers.connection() as connection:
                 nars = await held_nars(connection, self.side.cache, query.paths)
-            return CacheStatus(query.query_id, tuple(self._info(path, nars.get(path)) for path in query.paths))
+            return CacheStatus(
+                query.query_id, tuple(self._info(path, nars.get(path)) for path in query.paths)
+            )
         async with self.readers.connection() as connection:
             held = await held_paths(connection, query.paths)
         if query.mode is QueryMode.NORMAL:

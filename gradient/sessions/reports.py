@@ -8,30 +8,23 @@ Source: seed "Jobs", Reports and Failures.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import attrs
 import structlog
 import trio
 
-from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted, ReturnAssignment, StoreBuildOutput
-from gradient.graph.evaluations import (
-    EvalFailed,
-    EvalStreamCompleted,
-    EvaluationPhase,
-    FailEvaluation,
-    StoreEvalStats,
-    StoreFetchResult,
-)
+from gradient.graph.evaluations import FailEvaluation
 from gradient.graph.failure import RetryLimits
-from gradient.graph.messages import AddMessage
 from gradient.graph.pg import is_content_error
-from gradient.graph.record import MAX_BATCH, Record
+from gradient.graph.record import MAX_BATCH
 from gradient.graph.writer import GraphWriter, Reply
-from gradient.model import EvaluationStatus, JobKind
+from gradient.model import JobKind
 from gradient.passes.pool import ActiveJob, Worker
 from gradient.sessions.live import LiveHub
 from gradient.sessions.log_lane import LogLane
+from gradient.sessions.report_messages import PHASES, writer_message
 from gradient.wire import messages as wire
 
 # Reports of a session that wait for the graph writer (seed "Jobs"). A full queue pauses the reader, and
@@ -40,13 +33,6 @@ REPORT_QUEUE: Final = 64
 
 log = structlog.get_logger()
 Abort = Callable[[str, str], None]
-
-_PHASES: Final = {
-    wire.Fetching: EvaluationStatus.FETCHING,
-    wire.EvaluatingFlake: EvaluationStatus.EVALUATING_FLAKE,
-    wire.EvaluatingDerivations: EvaluationStatus.EVALUATING_DERIVATION,
-}
-
 
 @attrs.frozen
 class Received:
@@ -62,28 +48,27 @@ Then = Callable[[], Awaitable[None]]
 
 @attrs.define(eq=False)
 class ReportApplier:
-    """Applies the reports of one session. `abort` asks the session to stop a job on its worker."""
+    """Applies the reports of one session."""
 
     worker: Worker
     writer: GraphWriter
     hub: LiveHub
     logs: LogLane
     limits: RetryLimits
-    abort: Abort
 
-    async def run(self, queue: trio.MemoryReceiveChannel[Received]) -> None:
-        """Apply everything until the queue is closed and empty."""
+    async def run(self, queue: trio.MemoryReceiveChannel[Received], abort: Abort) -> None:
+        """Apply everything until the queue is closed and empty; `abort` stops a job on the worker."""
         async for first in queue:
             waiting = [first, *_drain(queue)]
             pending: list[Then] = []
             for received in merged(waiting):
-                then = await self._post(received)
+                then = await self._post(received, abort)
                 if then is not None:
                     pending.append(then)
             for then in pending:
                 await then()
 
-    async def _post(self, received: Received) -> Then | None:
+    async def _post(self, received: Received, abort: Abort) -> Then | None:
         """Start applying one report; what remains once it is committed, or None."""
         job, report = received.job, received.report
         match report:
@@ -103,48 +88,10 @@ class ReportApplier:
                 self.worker.jobs.pop(job.job_id, None)
             case wire.AssignJobResponse():
                 self.worker.jobs.pop(job.job_id, None)
-        reply = self.writer.post(self._message(job, report))
-        return lambda: self._settle(received, reply)
+        reply = self.writer.post(writer_message(report, job, self.limits))
+        return partial(self._settle, received, reply, abort)
 
-    def _message(self, job: ActiveJob, report: wire.Report | wire.AssignJobResponse) -> Any:
-        """The writer message of a report."""
-        match report:
-            case wire.Fetching() | wire.EvaluatingFlake() | wire.EvaluatingDerivations():
-                return EvaluationPhase(job.assignment, _PHASES[type(report)])
-            case wire.FetchResult(flake_source=source) if source is not None:
-                return StoreFetchResult(job.subject, source)
-            case wire.FetchResult():
-                return FailEvaluation(job.subject, "fetch", "the worker fetched no source")
-            case wire.EvalResult():
-                return Record(
-                    job.subject, report.derivations, report.entry_points, report.warnings, report.errors
-                )
-            case wire.EvalMessage():
-                return AddMessage(job.subject, report.level, report.source, report.message)
-            case wire.EvalStats():
-                stats = attrs.asdict(report, filter=lambda a, _: a.name not in ("job_id", "assignment_id"))
-                return StoreEvalStats(job.subject, **stats)
-            case wire.Building():
-                return BuildStarted(job.assignment)
-            case wire.BuildOutput():
-                return StoreBuildOutput(job.assignment, report.outputs, report.substituted, report.metrics)
-            case wire.AssignJobResponse():
-                return ReturnAssignment(job.assignment)
-            case wire.JobCompleted() if job.kind is JobKind.EVAL:
-                return EvalStreamCompleted(job.assignment, report.spans)
-            case wire.JobCompleted():
-                return BuildCompleted(job.assignment, self.limits, report.spans)
-            case wire.JobFailed() if job.kind is JobKind.EVAL:
-                attempts = self.limits.max_attempts
-                return EvalFailed(job.assignment, report.kind, report.error, attempts, report.spans)
-            case wire.JobFailed(metrics=metrics):
-                killed = metrics is not None and metrics.oom_killed
-                return BuildFailed(
-                    job.assignment, report.kind, report.error, self.limits, killed, metrics, report.spans
-                )
-        raise TypeError(f"no report: {type(report).__name__}")
-
-    async def _settle(self, received: Received, reply: Reply[Any]) -> None:
+    async def _settle(self, received: Received, reply: Reply[Any], abort: Abort) -> None:
         """What follows from the writer's answer."""
         job, report = received.job, received.report
         try:
@@ -155,11 +102,11 @@ class ReportApplier:
             log.warning("report refused", job=job.job_id, report=type(report).__name__, error=str(error))
             if job.kind is JobKind.EVAL:
                 await self.writer.submit(FailEvaluation(job.subject, "db-insert", str(error)))
-            self.abort(job.job_id, str(error))
+            abort(job.job_id, str(error))
             return
-        started = isinstance(report, wire.Building) or type(report) in _PHASES
+        started = isinstance(report, wire.Building) or type(report) in PHASES
         if started and not answer:
-            self.abort(job.job_id, "it was aborted before it started")
+            abort(job.job_id, "it was aborted before it started")
 
 
 def _drain(queue: trio.MemoryReceiveChannel[Received]) -> list[Received]:

@@ -81,7 +81,7 @@ class Session:
                 nursery.start_soon(self._dispatch)
                 nursery.start_soon(self._flush_logs)
                 async with trio.open_nursery() as applying:
-                    applying.start_soon(self.applier.run, self._queue)
+                    applying.start_soon(self.applier.run, self._queue, self.abort)
                     await self._read(nursery)
                 nursery.cancel_scope.cancel()
         finally:
@@ -155,7 +155,9 @@ class Session:
     # --- questions ---------------------------------------------------------------------------------
 
     async def _question(
-        self, question: wire.CacheQuery | wire.QueryKnownDerivations | wire.ImportRequest, answers: trio.Nursery
+        self,
+        question: wire.CacheQuery | wire.QueryKnownDerivations | wire.ImportRequest,
+        answers: trio.Nursery,
     ) -> None:
         if self._questions >= MAX_QUESTIONS:
             await self.link.close(FLOODING, f"more than {MAX_QUESTIONS} questions at once")
@@ -222,8 +224,4 @@ class Session:
     async def _flush_logs(self) -> None:
         while True:
             await trio.sleep(FLUSH_SECS)
-            try:
-                await self.logs.flush()
-            except DATABASE_ERRORS as error:
-                log.warning("log not written yet", worker=self.worker.name, error=str(error))
-
+            await self.logs.flush()

@@ -1,0 +1,102 @@
+"""From a worker's report to the writer message that applies it: one small function a report. Pure.
+
+Source: seed "Jobs", Reports.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any, Final
+
+import attrs
+
+from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted, ReturnAssignment, StoreBuildOutput
+from gradient.graph.evaluations import (
+    EvalFailed,
+    EvalStreamCompleted,
+    EvaluationPhase,
+    FailEvaluation,
+    StoreEvalStats,
+    StoreFetchResult,
+)
+from gradient.graph.failure import RetryLimits
+from gradient.graph.messages import AddMessage
+from gradient.graph.record import Record
+from gradient.graph.transaction import Message
+from gradient.model import EvaluationStatus, JobKind
+from gradient.passes.pool import ActiveJob
+from gradient.wire import messages as wire
+
+PHASES: Final = {
+    wire.Fetching: EvaluationStatus.FETCHING,
+    wire.EvaluatingFlake: EvaluationStatus.EVALUATING_FLAKE,
+    wire.EvaluatingDerivations: EvaluationStatus.EVALUATING_DERIVATION,
+}
+
+
+@singledispatch
+def writer_message(report: object, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    """The writer message of a report about `job`."""
+    raise TypeError(f"no report: {type(report).__name__}")
+
+
+@writer_message.register(wire.Fetching)
+@writer_message.register(wire.EvaluatingFlake)
+@writer_message.register(wire.EvaluatingDerivations)
+def _phase(report: wire.Report, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    return EvaluationPhase(job.assignment, PHASES[type(report)])
+
+
+@writer_message.register
+def _fetch_result(report: wire.FetchResult, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    if report.flake_source is None:
+        return FailEvaluation(job.subject, "fetch", "the worker fetched no source")
+    return StoreFetchResult(job.subject, report.flake_source)
+
+
+@writer_message.register
+def _eval_result(report: wire.EvalResult, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    return Record(job.subject, report.derivations, report.entry_points, report.warnings, report.errors)
+
+
+@writer_message.register
+def _eval_message(report: wire.EvalMessage, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    return AddMessage(job.subject, report.level, report.source, report.message)
+
+
+@writer_message.register
+def _eval_stats(report: wire.EvalStats, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    stats = attrs.asdict(report, filter=lambda field, _: field.name not in {"job_id", "assignment_id"})
+    return StoreEvalStats(job.subject, **stats)
+
+
+@writer_message.register
+def _building(report: wire.Building, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    return BuildStarted(job.assignment)
+
+
+@writer_message.register
+def _build_output(report: wire.BuildOutput, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    return StoreBuildOutput(job.assignment, report.outputs, report.substituted, report.metrics)
+
+
+@writer_message.register
+def _declined(report: wire.AssignJobResponse, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    return ReturnAssignment(job.assignment)
+
+
+@writer_message.register
+def _completed(report: wire.JobCompleted, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    if job.kind is JobKind.EVAL:
+        return EvalStreamCompleted(job.assignment, report.spans)
+    return BuildCompleted(job.assignment, limits, report.spans)
+
+
+@writer_message.register
+def _failed(report: wire.JobFailed, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    if job.kind is JobKind.EVAL:
+        return EvalFailed(job.assignment, report.kind, report.error, limits.max_attempts, report.spans)
+    killed = report.metrics is not None and report.metrics.oom_killed
+    return BuildFailed(
+        job.assignment, report.kind, report.error, limits, killed, report.metrics, report.spans
+    )
