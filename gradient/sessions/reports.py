@@ -76,7 +76,7 @@ class ReportApplier:
                 await self.logs.write(job.assignment, job.subject, data)
                 return None
             case wire.EvalProgress():
-                self.hub.progress(
+                self.hub.publish_progress(
                     job.subject, report.attributes_done, report.attributes_total, report.derivations
                 )
                 return None
