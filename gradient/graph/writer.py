@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
 
@@ -20,7 +20,7 @@ import trio
 
 from gradient.graph.evaluations import finish_evaluations
 from gradient.graph.moves import Moves
-from gradient.graph.pg import Connection, execute, is_content_error, is_retryable
+from gradient.graph.pg import DATABASE_ERRORS, Connection, execute, is_content_error, is_retryable
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Message, Transaction
 
@@ -76,13 +76,12 @@ class Reply(Generic[T]):
 
 @attrs.define(eq=False)
 class GraphWriter:
-    """Owns the one connection that moves the graph.
+    """Owns the one connection that moves the graph, to the database at `url`.
 
-    `connect` opens it; `publish` receives what each transaction moved and must not block; `clock`
-    gives the time of a transaction.
+    `publish` receives what each transaction moved and must not block; `clock` gives the time of one.
     """
 
-    connect: Callable[[], Any]
+    url: str = attrs.field(repr=False)
     publish: Callable[[Moves], None]
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     _send: trio.MemorySendChannel[_Request] = attrs.field(init=False)
@@ -122,12 +121,28 @@ class GraphWriter:
         Raises pg.DatabaseGone when the connection is lost: the supervisor runs this again, and messages
         that were not committed are applied then. Safe to cancel: an open transaction rolls back.
         """
-        async with AsyncExitStack() as stack:
-            connection = await stack.enter_async_context(self.connect())
-            task_status.started()
-            while await self._take():
-                await self._transact(connection)
+        try:
+            async with await Connection.connect(self.url) as connection:
+                task_status.started()
+                while await self._take():
+                    await self._transact(connection)
+        except DATABASE_ERRORS:
+            raise
+        except BaseException:
+            self._stop()
+            raise
+        self._stop()
+
+    def _stop(self) -> None:
+        """Nobody runs this writer any more: whoever waits for an answer is told so."""
+        waiting = list(self._taken)
+        with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+            while True:
+                waiting.append(self._receive.receive_nowait())
         self._receive.close()
+        self._taken = []
+        for request in waiting:
+            request.fail(WriterStopped("the server is stopping"))
 
     async def _take(self) -> bool:
         """Fill `_taken` with the next messages; False when the channel is closed and empty."""

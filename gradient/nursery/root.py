@@ -7,6 +7,8 @@ returns the phases of its drain; everything else about a life and its end is her
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
 
 import attrs
 import structlog
@@ -72,6 +74,12 @@ class Task:
                 await service()
         finally:
             self._ended.set()
+
+    async def serve(
+        self, service: Callable[..., Awaitable[None]], *, task_status: trio.TaskStatus[Any]
+    ) -> None:
+        """The same for a service that says when it has started; for `nursery.start`."""
+        await self.run(partial(service, task_status=task_status))
 
     async def stop(self) -> None:
         """Cancel the service and wait until it has cleaned up."""

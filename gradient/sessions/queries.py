@@ -34,6 +34,8 @@ from gradient.wire.messages import (
 MAX_PATHS: Final = 1000
 # Seconds the server may take for an answer; the worker waits longer than that.
 ANSWER_LIMIT: Final = 45.0
+# What keeps an answer from being given: the worker is told that the state is unknown.
+UNANSWERED: Final[tuple[type[Exception], ...]] = (*DATABASE_ERRORS, trio.TooSlowError, InvalidStorePath)
 UPLOAD_SCOPE: Final = "upload"
 
 log = structlog.get_logger()
@@ -66,7 +68,7 @@ class Queries:
         try:
             with trio.fail_after(ANSWER_LIMIT):
                 return await self._cache_status(query)
-        except (*DATABASE_ERRORS, trio.TooSlowError, InvalidStorePath) as error:
+        except UNANSWERED as error:
             log.warning("cache query failed", worker=self.worker, error=str(error))
             return CacheError(query.query_id, str(error) or "the database did not answer in time")
 
@@ -113,7 +115,7 @@ class Queries:
             with trio.fail_after(ANSWER_LIMIT):
                 async with self.readers.connection() as connection:
                     known = await known_derivations(connection, query.drv_paths[:MAX_PATHS])
-        except (*DATABASE_ERRORS, trio.TooSlowError, InvalidStorePath) as error:
+        except UNANSWERED as error:
             log.warning("known-derivations query failed", worker=self.worker, error=str(error))
             known = []
         return KnownDerivations(query.query_id, tuple(known))

@@ -10,7 +10,13 @@ from typing import Any, Final
 
 import attrs
 
-from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted, ReturnAssignment, StoreBuildOutput
+from gradient.graph.builds import (
+    BuildCompleted,
+    BuildFailed,
+    BuildStarted,
+    ReturnAssignment,
+    StoreBuildOutput,
+)
 from gradient.graph.evaluations import (
     EvalFailed,
     EvalStreamCompleted,

@@ -22,7 +22,7 @@ from gradient.graph.record import MAX_BATCH
 from gradient.graph.writer import GraphWriter, Reply
 from gradient.model import JobKind
 from gradient.passes.pool import ActiveJob, Worker
-from gradient.sessions.live import LiveHub
+from gradient.sessions.live import LiveHub, Progress
 from gradient.sessions.log_lane import LogLane
 from gradient.sessions.report_messages import PHASES, writer_message
 from gradient.wire import messages as wire
@@ -33,6 +33,7 @@ REPORT_QUEUE: Final = 64
 
 log = structlog.get_logger()
 Abort = Callable[[str, str], None]
+
 
 @attrs.frozen
 class Received:
@@ -76,9 +77,8 @@ class ReportApplier:
                 await self.logs.write(job.assignment, job.subject, data)
                 return None
             case wire.EvalProgress():
-                self.hub.publish_progress(
-                    job.subject, report.attributes_done, report.attributes_total, report.derivations
-                )
+                progress = Progress(report.attributes_done, report.attributes_total, report.derivations)
+                self.hub.publish_progress(job.subject, progress)
                 return None
             case wire.Stage():
                 return None

@@ -38,6 +38,9 @@ MAX_QUESTIONS: Final = 16
 # Seconds to record a lost worker when the server itself is being cancelled; the next start does it else.
 LOSE_LIMIT: Final = 5.0
 
+# The database does not take it now.
+UNRECORDED: Final[tuple[type[Exception], ...]] = (*DATABASE_ERRORS, WriterStopped, TimeoutError)
+
 log = structlog.get_logger()
 
 
@@ -96,7 +99,7 @@ class Session:
             await self.logs.flush()
             if left:
                 await self.writer.submit(LoseAssignments(left))
-        except (*DATABASE_ERRORS, WriterStopped) as error:
+        except UNRECORDED as error:
             log.warning("a lost worker's jobs stay open until the next start", error=str(error))
 
     async def _read(self, answers: trio.Nursery) -> None:
@@ -217,7 +220,7 @@ class Session:
     async def _claim(self, kind: JobKind) -> wire.AssignJob | None:
         try:
             return await self.scheduler.next_job(self.worker, kind)
-        except (*DATABASE_ERRORS, TimeoutError) as error:
+        except UNRECORDED as error:
             log.warning("claim failed", worker=self.worker.name, error=str(error))
             return None
 

@@ -109,19 +109,10 @@ class Sessions:
         )
 
     def _session(self, link: Link, worker: Worker) -> Session:
-        logs = LogLane(self.readers, self.hub.log)
-        session: Session
-        applier = ReportApplier(
-            worker,
-            self.writer,
-            self.hub,
-            logs,
-            self.scheduler.limits,
-            abort=lambda job_id, reason: session.abort(job_id, reason),
-        )
+        logs = LogLane(self.readers, self.hub.publish_log)
+        applier = ReportApplier(worker, self.writer, self.hub, logs, self.scheduler.limits)
         queries = Queries(self.readers, self.side, worker.name)
-        session = Session(link, worker, self.scheduler, self.writer, queries, self.imports, applier, logs)
-        return session
+        return Session(link, worker, self.scheduler, self.writer, queries, self.imports, applier, logs)
 
     async def drain(self) -> None:
         """Tell every worker that the server stops, and wait until their jobs have ended, at most
@@ -133,3 +124,8 @@ class Sessions:
                 await self._ended.wait()
         for session in list(self._open.values()):
             await session.link.close(GOING_AWAY, "the server stops")
+
+    def waiting_for(self) -> str:
+        """What a drain still waits for, in words."""
+        jobs = sum(len(session.worker.jobs) for session in self._open.values())
+        return f"{jobs} jobs on {len(self._open)} workers"
