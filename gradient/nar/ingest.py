@@ -6,8 +6,8 @@ pass; only when the whole bundle is in order are its objects put in their places
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -35,6 +35,46 @@ MAX_NAR_SIZE: Final = 2**36  # bytes
 Admit: TypeAlias = Callable[[EntryHeader], bool]
 
 
+@attrs.define(eq=False)
+class Received:
+    """The NARs of a bundle, verified, in the spool: `records` say what they are, in order."""
+
+    records: tuple[NarRecord, ...]
+    _store: NarStore
+    _files: dict[str, Path]
+
+    async def keep(self, records: Collection[NarRecord]) -> None:
+        """Put the objects of these in their places; returns when they are durable. Once, within the block.
+
+        Raises OSError and StoreUnavailable. An object of the same path is replaced: the caller lets one
+        upload of a path happen at a time, and keeps none of a path that has a row."""
+        await trio.to_thread.run_sync(self._adopt, records)
+        await self._store.sync(nar_key(record.store_path) for record in records)
+
+    def _adopt(self, records: Collection[NarRecord]) -> None:
+        for record in records:
+            self._store.objects.adopt(self._files[record.store_path], nar_key(record.store_path))
+
+
+@asynccontextmanager
+async def received_bundle(
+    chunks: AsyncIterable[bytes],
+    store: NarStore,
+    admit: Admit,
+    *,
+    max_nar_size: int = MAX_NAR_SIZE,
+    limiter: trio.CapacityLimiter | None = None,
+) -> AsyncGenerator[Received]:
+    """Take in a bundle, without the NARs that `admit` (called in the worker thread) declined.
+
+    Nothing is stored until `Received.keep`, and what was not kept is gone after the block: so who has to
+    ask which paths are new asks once, for all of them. Raises BadUpload, OSError and errors of `chunks`."""
+    receive = partial(_receive, store=store, admit=admit, max_nar_size=max_nar_size)
+    received, spooled = await feed_thread(receive, chunks, limiter=limiter)
+    with spooled:
+        yield received
+
+
 async def ingest_bundle(
     chunks: AsyncIterable[bytes],
     store: NarStore,
@@ -44,22 +84,20 @@ async def ingest_bundle(
     limiter: trio.CapacityLimiter | None = None,
 ) -> tuple[NarRecord, ...]:
     """Store the NARs of a bundle and return what they are, in order and durable; without the ones that
-    `admit` (called in the worker thread) declined.
+    `admit` declined.
 
-    All or nothing: on BadUpload, OSError, StoreUnavailable, an error of `chunks` or cancellation no
-    object is kept. An object of the same path is replaced: the caller lets one upload of a path happen
-    at a time, and none of a path that has a row."""
-    receive = partial(_receive, store=store, admit=admit, max_nar_size=max_nar_size)
-    records = await feed_thread(receive, chunks, limiter=limiter)
-    await store.sync(nar_key(record.store_path) for record in records)
-    return records
+    All or nothing: on an error of `received_bundle` or `keep`, or cancellation, no object is kept."""
+    async with received_bundle(chunks, store, admit, max_nar_size=max_nar_size, limiter=limiter) as received:
+        await received.keep(received.records)
+        return received.records
 
 
 def _receive(
     chunks: Iterator[bytes], *, store: NarStore, admit: Admit, max_nar_size: int
-) -> tuple[NarRecord, ...]:
+) -> tuple[Received, ExitStack]:
+    """The bundle, and what removes the files that were not adopted."""
     received: dict[str, tuple[NarRecord, Path]] = {}
-    with ExitStack() as spooled:  # whatever was not adopted is removed
+    with ExitStack() as spooling:
         events = _events(chunks)
         for event in events:
             if isinstance(event, EntryBegins):
@@ -67,15 +105,16 @@ def _receive(
                 if header.store_path in received:
                     raise BadUpload(f"the bundle has {header.store_path} twice")
                 if admit(header):
-                    file = spooled.enter_context(store.spool.file())
+                    file = spooling.enter_context(store.spool.file())
                     with file:
                         record = _verified(header, entry, file, max_nar_size)
                     received[header.store_path] = record, Path(file.name)
                 else:
                     entry.skip()
-        for record, path in received.values():
-            store.objects.adopt(path, nar_key(record.store_path))
-    return tuple(record for record, _ in received.values())
+        spooled = spooling.pop_all()
+    records = tuple(record for record, _ in received.values())
+    files = {store_path: path for store_path, (_, path) in received.items()}
+    return Received(records, store, files), spooled
 
 
 def _events(chunks: Iterable[bytes]) -> Iterator[Event]:

@@ -1,1 +1,1 @@
-"""HTTP for people, Nix clients and workers: the API, the binary cache, uploads, pages. Layer: rank 5."""
+"""HTTP for people and for Nix: the API, the binary cache, pages, live events. Layer: rank 5."""

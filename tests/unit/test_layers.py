@@ -53,6 +53,7 @@ OWNER = {
     "hypercorn": {"gradient.web"},
     "quart": {"gradient.web"},
     "quart_trio": {"gradient.web"},
+    "werkzeug": {"gradient.web"},
     "asks": {"gradient.http"},
     "h11": {"gradient.http"},
     "click": {"gradient.cli", "gradient.__main__"},

@@ -1,0 +1,51 @@
+"""The errors of this package; each is an HTTP answer. Layer: web."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class WebError(Exception):
+    """Base: answered with `status` and the message as its one line."""
+
+    status: ClassVar[int] = 500
+
+
+class BadRequest(WebError):
+    """The request is not in order; the message says what is not."""
+
+    status = 400
+
+
+class Unauthorized(WebError):
+    """The token is missing or wrong."""
+
+    status = 401
+
+
+class NotFound(WebError):
+    """There is no such thing."""
+
+    status = 404
+
+
+class BodyStalled(WebError):
+    """The client stopped sending in the middle of its request."""
+
+    status = 408
+
+
+class BodyTooLarge(WebError):
+    """The request is larger than anything this path takes."""
+
+    status = 413
+
+
+class NotRecorded(WebError):
+    """The server could not record it now; trying again later may work."""
+
+    status = 503
+
+
+class PortInUse(Exception):
+    """Somebody else listens there; the message names the address."""

@@ -1,0 +1,238 @@
+"""The pages: what runs here, and one evaluation. Layer: web.
+
+Plain HTML that works without scripts; a page of something unfinished asks the browser to load it again.
+Everything from outside is escaped by the templates, and log text is stripped of its control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import attrs
+from quart import Response, render_template
+
+from gradient.graph import page_reads
+from gradient.graph.log_reads import log_tails
+from gradient.graph.page_reads import BuildRow, EvaluationRow, MessageRow
+from gradient.model import EVALUATION_TERMINAL, BuildStatus, EvaluationStatus, MessageLevel
+from gradient.web.answers import HTML, text_answer
+from gradient.web.errors import NotFound
+from gradient.web.routes import Route
+from gradient.web.site import Site
+from gradient.web.snapshot import (
+    Snapshot,
+    entry_points_json,
+    failed_attributes,
+    read_snapshot,
+    waiting_json,
+)
+from gradient.web.words import count, duration, plain_log, why_not_built
+
+EVALUATIONS_SHOWN: Final = 50
+# Failing builds whose log is shown; the others have a link.
+TAILS_SHOWN: Final = 20
+TAIL_LINES: Final = 25
+# Seconds after which a page of something unfinished is loaded again.
+RELOAD: Final = 3
+
+# Nothing is loaded from anywhere, and nothing runs.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+_FAILED: Final = frozenset(
+    {BuildStatus.FAILED_PERMANENT, BuildStatus.FAILED_TIMEOUT, BuildStatus.FAILED_TRANSIENT}
+)
+_GROUPS: Final[tuple[tuple[str, Callable[[BuildRow], bool]], ...]] = (
+    ("Failed", lambda build: build.status in _FAILED),
+    ("Building", lambda build: build.status is BuildStatus.BUILDING),
+    ("Not built because a dependency failed", lambda build: build.status is BuildStatus.DEPENDENCY_FAILED),
+    ("Waiting", lambda build: build.status is BuildStatus.QUEUED or _is_wanted(build)),
+    ("Aborted", lambda build: build.status is BuildStatus.ABORTED),
+    ("Done", lambda build: build.status in {BuildStatus.COMPLETED, BuildStatus.SUBSTITUTED}),
+    ("Not needed", lambda build: not _is_wanted(build)),
+)
+
+
+@attrs.frozen
+class EvaluationView:
+    """An evaluation as a page shows it."""
+
+    id: int
+    what: str
+    status: str
+    tone: str
+    waiting: str | None
+    counts: str
+    took: str
+    created_at: datetime
+    ended: bool
+
+
+@attrs.frozen
+class BuildView:
+    """A build as a page shows it."""
+
+    id: int
+    name: str
+    status: str
+    tone: str
+    why: str | None
+    causes: Sequence[tuple[int, str]]
+    worker: str | None
+    took: str
+    error: str | None
+    log: str
+
+
+async def index(site: Site) -> Response:
+    """What this server does and did."""
+    async with site.readers.connection() as connection:
+        rows = await page_reads.evaluations(connection, EVALUATIONS_SHOWN)
+    now = site.clock()
+    evaluations = [evaluation_view(row, now) for row in rows]
+    return await _page(
+        "index.html",
+        evaluations=evaluations,
+        workers=list(site.workers),
+        cache_url=site.urls.cache(site.cache.name),
+        public_key=site.cache.public_key,
+        version=site.version,
+        duration=lambda since: duration(since, now),
+        reload=RELOAD if any(not view.ended for view in evaluations) else None,
+    )
+
+
+async def evaluation(site: Site, evaluation: int) -> Response:
+    """One evaluation: what it wanted, what became of it, and why."""
+    async with site.readers.connection() as connection:
+        snapshot = await read_snapshot(connection, evaluation)
+        if snapshot is None:
+            raise NotFound(f"There is no evaluation {evaluation}.")
+        failed = [build.build for build in snapshot.builds if build.status in _FAILED][:TAILS_SHOWN]
+        tails = await log_tails(connection, failed) if failed else {}
+    now = site.clock()
+    view = evaluation_view(snapshot.evaluation, now)
+    builds = [build_view(snapshot, build, tails.get(build.build, b""), now) for build in snapshot.builds]
+    return await _page(
+        "evaluation.html",
+        evaluation=view,
+        entry_points=entry_points_json(snapshot.entry_points, snapshot.messages),
+        entry_tones=_entry_tones(snapshot),
+        messages=[(message.level.name.lower(), _shown(message)) for message in snapshot.messages],
+        groups=grouped(snapshot.builds, builds),
+        builds_total=snapshot.evaluation.named,
+        builds_shown=len(builds),
+        reload=None if view.ended else RELOAD,
+    )
+
+
+def evaluation_view(row: EvaluationRow, now: datetime) -> EvaluationView:
+    """The words for an evaluation. Pure."""
+    ended = row.status in EVALUATION_TERMINAL
+    waiting = waiting_json(row)
+    return EvaluationView(
+        id=row.id,
+        what=_what(row),
+        status=row.status.label,
+        tone=_EVALUATION_TONES.get(row.status, "busy"),
+        waiting=None if waiting is None else waiting["words"],
+        counts=_counts(row),
+        took=duration(row.created_at, row.finished_at if ended else now),
+        created_at=row.created_at,
+        ended=ended,
+    )
+
+
+def build_view(snapshot: Snapshot, row: BuildRow, tail: bytes, now: datetime) -> BuildView:
+    """The words for a build. Pure."""
+    causes = snapshot.causes.get(row.build, ())
+    running = row.status is BuildStatus.BUILDING
+    return BuildView(
+        id=row.build,
+        name=row.name,
+        status=row.status.label,
+        tone=build_tone(row.status),
+        why=why_not_built(row, causes),
+        causes=[(cause.build, cause.name) for cause in causes],
+        worker=row.worker if running or row.status in _FAILED else None,
+        took=duration(row.started_at, now if running else row.finished_at),
+        error=row.error if row.status in _FAILED else None,
+        log="\n".join(plain_log(tail).rstrip("\n").split("\n")[-TAIL_LINES:]),
+    )
+
+
+def grouped(rows: Iterable[BuildRow], views: Iterable[BuildView]) -> list[tuple[str, list[BuildView]]]:
+    """The builds under the headings a person looks for, empty ones left out; each build once. Pure."""
+    groups: dict[str, list[BuildView]] = {title: [] for title, _ in _GROUPS}
+    for row, view in zip(rows, views, strict=True):
+        groups[next(title for title, belongs in _GROUPS if belongs(row))].append(view)
+    return [(title, members) for title, members in groups.items() if members]
+
+
+def build_tone(status: BuildStatus) -> str:
+    """The class of a status in the style sheet."""
+    if status in {BuildStatus.COMPLETED, BuildStatus.SUBSTITUTED}:
+        return "good"
+    if status in _FAILED or status is BuildStatus.DEPENDENCY_FAILED:
+        return "bad"
+    return "busy" if status is BuildStatus.BUILDING else "calm"
+
+
+_EVALUATION_TONES: Final = {
+    EvaluationStatus.COMPLETED: "good",
+    EvaluationStatus.FAILED: "bad",
+    EvaluationStatus.ABORTED: "calm",
+    EvaluationStatus.QUEUED: "calm",
+    EvaluationStatus.WAITING: "warn",
+}
+
+
+def _entry_tones(snapshot: Snapshot) -> dict[str, str]:
+    tones = {row.attr: build_tone(row.status) for row in snapshot.entry_points}
+    return {**dict.fromkeys(failed_attributes(snapshot.messages), "bad"), **tones}
+
+
+def _is_wanted(build: BuildRow) -> bool:
+    return build.status is BuildStatus.CREATED and build.wanted
+
+
+def _what(row: EvaluationRow) -> str:
+    """What was evaluated, in the shortest words that tell."""
+    if row.repository:
+        return f"{row.repository} at {row.commit[:12]}" if row.commit else row.repository
+    source = row.flake_source or {}
+    return row.comment or str(source.get("store_path", "an uploaded source"))
+
+
+def _counts(row: EvaluationRow) -> str:
+    """`12 builds: 8 done, 2 building, 1 waiting, 1 failed`."""
+    if not row.named:
+        return "no builds yet" if row.status not in EVALUATION_TERMINAL else "nothing to build"
+    waiting = row.active - row.building
+    parts = {
+        "done": row.named - row.active - row.failed,
+        "building": row.building,
+        "waiting": waiting,
+        "failed": row.failed,
+    }
+    shown = ", ".join(f"{number} {what}" for what, number in parts.items() if number > 0)
+    return f"{count(row.named, 'build')}: {shown}"
+
+
+def _shown(message: MessageRow) -> str:
+    text = plain_log(message.message.encode())
+    return text if message.level is not MessageLevel.ERROR else f"{message.source}: {text}"
+
+
+async def _page(template: str, **values: Any) -> Response:
+    response = text_answer(await render_template(template, **values), content_type=HTML)
+    response.headers["Content-Security-Policy"] = _POLICY
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+ROUTES: Final = (
+    Route("GET", "/", index),
+    Route("GET", "/evaluations/<int:evaluation>", evaluation),
+)

@@ -1,0 +1,127 @@
+"""Taking in uploads: verify, store, sign, commit. Layer: web.
+
+A row appears after its object is durable, and an object is never replaced under a row: two uploads of one
+path commit one after the other, and the second finds the path held. What a client sends is verified
+while it comes; only then are its paths claimed, so a slow client holds nobody up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Collection, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import attrs
+import trio
+
+from gradient.graph.cache_reads import held_paths
+from gradient.graph.nar import CommitNars, Signed
+from gradient.graph.pg import Pool
+from gradient.graph.transaction import Message
+from gradient.model import NarRecord
+from gradient.nar.bundle import EntryHeader
+from gradient.nar.errors import BadUpload, StoreUnavailable
+from gradient.nar.ingest import Received, received_bundle
+from gradient.nar.narinfo import NarInfo
+from gradient.nar.signing import SecretKey
+from gradient.nar.store import NarStore
+from gradient.nix.store_path import StorePath
+from gradient.web.errors import BadRequest, NotRecorded
+
+T = TypeVar("T")
+
+# Uploads verified at once: each holds a thread while its client sends.
+MAX_CONCURRENT: Final = 16
+# Seconds for storing and committing what is verified; the graph writer itself gives up after 120.
+COMMIT_LIMIT: Final = 130.0
+
+
+class Submit(Protocol):
+    """`GraphWriter.submit`: the result of a message once it is committed."""
+
+    def __call__(self, message: Message[T]) -> Awaitable[T]: ...
+
+
+@attrs.frozen
+class Cache:
+    """The cache that uploads go to: its row's id, its name, and the key that signs for it."""
+
+    id: int
+    name: str
+    key: SecretKey = attrs.field(repr=False)
+
+    @property
+    def public_key(self) -> str:
+        """What clients put into `trusted-public-keys`."""
+        return str(self.key.public_key())
+
+
+@attrs.define(eq=False)
+class Uploads:
+    """Every upload of the server goes through this."""
+
+    readers: Pool
+    submit: Submit
+    store: NarStore
+    cache: Cache
+    _threads: trio.CapacityLimiter = attrs.field(
+        factory=partial(trio.CapacityLimiter, MAX_CONCURRENT), init=False
+    )
+    # Paths that are being committed; the event is set when they no longer are.
+    _claimed: dict[str, trio.Event] = attrs.field(factory=dict, init=False)
+
+    async def take(self, chunks: AsyncIterable[bytes]) -> tuple[str, ...]:
+        """Take a bundle in; the store paths that are in the cache now, held ones included.
+
+        Raises BadRequest for a bundle that is not in order and NotRecorded when the server cannot store
+        it; nothing is in the cache then. Cancellation before the last byte leaves nothing behind; after
+        it the commit goes on to its end.
+        """
+        try:
+            async with received_bundle(chunks, self.store, _admit, limiter=self._threads) as received:
+                with trio.fail_after(COMMIT_LIMIT) as scope:
+                    # An object in its place without its row must not meet another upload of the path.
+                    scope.shield = True
+                    await self._commit(received)
+                return tuple(record.store_path for record in received.records)
+        except BadUpload as error:
+            raise BadRequest(str(error)) from error
+        except (OSError, StoreUnavailable, trio.TooSlowError) as error:
+            raise NotRecorded(f"the upload could not be stored: {error}") from error
+
+    async def _commit(self, received: Received) -> None:
+        async with self._claim([record.store_path for record in received.records]):
+            missing = await self._missing(received.records)
+            if missing:
+                await received.keep(missing)
+                signed = await trio.to_thread.run_sync(_sign, self.cache.key, missing)
+                await self.submit(CommitNars(self.cache.id, signed))
+
+    async def _missing(self, records: Collection[NarRecord]) -> list[NarRecord]:
+        by_hash = {StorePath.parse(record.store_path).hash_part: record for record in records}
+        async with self.readers.connection() as connection:
+            held = await held_paths(connection, by_hash)
+        return [record for hash_part, record in by_hash.items() if hash_part not in held]
+
+    @asynccontextmanager
+    async def _claim(self, paths: Collection[str]) -> AsyncIterator[None]:
+        """Wait until nobody commits any of `paths`, then be the one: all at once, so never in a circle."""
+        while busy := next((self._claimed[path] for path in paths if path in self._claimed), None):
+            await busy.wait()
+        done = trio.Event()
+        self._claimed.update(dict.fromkeys(paths, done))
+        try:
+            yield
+        finally:
+            for path in paths:
+                del self._claimed[path]
+            done.set()
+
+
+def _admit(_: EntryHeader) -> bool:
+    return True
+
+
+def _sign(key: SecretKey, records: Iterable[NarRecord]) -> tuple[Signed, ...]:
+    return tuple(Signed(record, key.sign(NarInfo.of(record).fingerprint())) for record in records)
