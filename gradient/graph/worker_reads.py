@@ -1,4 +1,4 @@
-"""What workers ask about the cache and the graph. Layer: graph, reads only.
+"""What workers ask about the graph. Layer: graph, reads only.
 
 A failed read raises: the worker is told "state unknown" and asks again; it never reads as "missing".
 """
@@ -6,32 +6,15 @@ A failed read raises: the worker is told "state unknown" and asks again; it neve
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.statements import Statement
 from gradient.graph.walk_completeness import KNOWN_DERIVATIONS
-from gradient.model import NarRecord
 from gradient.nix.store_path import StorePath
 
-HELD_PATHS: Final = Statement(
-    "held_paths",
-    """
-    SELECT p.hash, p.package FROM cached_path p
-    WHERE p.hash = ANY(%(hashes)s) AND p.file_hash IS NOT NULL
-    """,
-)
-HELD_NARS: Final = Statement(
-    "held_nars",
-    """
-    SELECT p.hash, p.package, p.nar_hash, p.nar_size, p.file_hash, p.file_size, p."references", p.deriver,
-           p.ca, s.signature
-    FROM cached_path p JOIN cached_path_signature s ON s.cached_path = p.id AND s.cache = %(cache)s
-    WHERE p.hash = ANY(%(hashes)s) AND p.file_hash IS NOT NULL
-    """,
-)
 IMPORT_STATES: Final = Statement(
     "import_states",
     """
@@ -44,14 +27,6 @@ IMPORT_STATES: Final = Statement(
 
 
 @attrs.frozen
-class HeldNar:
-    """A path of the cache with everything a worker needs to import it."""
-
-    nar: NarRecord
-    signature: str
-
-
-@attrs.frozen
 class ImportState:
     """How far a derivation is that an evaluation imports from."""
 
@@ -59,25 +34,6 @@ class ImportState:
     derivation: int
     status: int
     fetchable: bool
-
-
-async def held_paths(connection: Connection, paths: Collection[str]) -> set[str]:
-    """Those of `paths` that our cache holds."""
-    rows = await fetch_all(connection, HELD_PATHS, {"hashes": _hashes(paths)})
-    return {f"/nix/store/{hash_part}-{name}" for hash_part, name in rows}
-
-
-async def held_nars(connection: Connection, cache: int, paths: Collection[str]) -> dict[str, HeldNar]:
-    """The same with metadata, by store path."""
-    rows = await fetch_all(connection, HELD_NARS, {"cache": cache, "hashes": _hashes(paths)})
-    return {held.nar.store_path: held for held in map(_held_nar, rows)}
-
-
-def _held_nar(row: Sequence[Any]) -> HeldNar:
-    hash_part, name, nar_hash, nar_size, file_hash, file_size, references, deriver, ca, signature = row
-    path = f"/nix/store/{hash_part}-{name}"
-    record = NarRecord(path, nar_hash, nar_size, file_hash, file_size, tuple(references), deriver, ca)
-    return HeldNar(record, signature)
 
 
 async def known_derivations(connection: Connection, drv_paths: Sequence[str]) -> list[str]:
@@ -96,10 +52,6 @@ async def import_states(connection: Connection, drv_paths: Sequence[str]) -> lis
         connection, IMPORT_STATES, {"hashes": list(keys), "names": [name for name, _ in keys.values()]}
     )
     return [ImportState(keys[hash_part][1], *rest) for hash_part, _, *rest in rows]
-
-
-def _hashes(paths: Collection[str]) -> list[str]:
-    return sorted({StorePath.parse(path).hash_part for path in paths})
 
 
 def _drv_keys(drv_paths: Collection[str]) -> dict[str, tuple[str, str]]:

@@ -15,10 +15,12 @@ import attrs
 import structlog
 import trio
 
+from gradient.graph.cache_reads import ServedPath, held_paths, served_paths
 from gradient.graph.pg import DATABASE_ERRORS, Pool
-from gradient.graph.worker_reads import HeldNar, held_nars, held_paths, known_derivations
+from gradient.graph.worker_reads import known_derivations
 from gradient.nar.grants import Grants
-from gradient.nix.store_path import InvalidStorePath
+from gradient.nar.narinfo import nar_url
+from gradient.nix.store_path import InvalidStorePath, StorePath
 from gradient.wire.messages import (
     CachedPathInfo,
     CacheError,
@@ -73,27 +75,26 @@ class Queries:
             return CacheError(query.query_id, str(error) or "the database did not answer in time")
 
     async def _cache_status(self, query: CacheQuery) -> CacheStatus:
-        if query.mode is QueryMode.PULL:
-            async with self.readers.connection() as connection:
-                nars = await held_nars(connection, self.side.cache, query.paths)
-            return CacheStatus(
-                query.query_id, tuple(self._info(path, nars.get(path)) for path in query.paths)
-            )
+        hash_parts = {path: StorePath.parse(path).hash_part for path in query.paths}
         async with self.readers.connection() as connection:
-            held = await held_paths(connection, query.paths)
+            if query.mode is QueryMode.PULL:
+                served = await served_paths(connection, self.side.cache, hash_parts.values())
+                infos = [self._info(path, served.get(hash_part)) for path, hash_part in hash_parts.items()]
+                return CacheStatus(query.query_id, tuple(infos))
+            held = await held_paths(connection, hash_parts.values())
+        flags = [CachedPathInfo(path, hash_part in held) for path, hash_part in hash_parts.items()]
         if query.mode is QueryMode.NORMAL:
-            return CacheStatus(query.query_id, tuple(CachedPathInfo(path, True) for path in sorted(held)))
-        flags = tuple(CachedPathInfo(path, path in held) for path in query.paths)
-        return CacheStatus(query.query_id, flags, self._grant())
+            return CacheStatus(query.query_id, tuple(info for info in flags if info.cached))
+        return CacheStatus(query.query_id, tuple(flags), self._grant())
 
-    def _info(self, path: str, held: HeldNar | None) -> CachedPathInfo:
-        if held is None:
+    def _info(self, path: str, served: ServedPath | None) -> CachedPathInfo:
+        if served is None:
             return CachedPathInfo(path, False)
-        nar = held.nar
+        nar = served.record
         return CachedPathInfo(
             path,
             True,
-            url=f"{self.side.cache_url}/nar/{nar.file_hash.removeprefix('sha256:')}.nar.zst",
+            url=f"{self.side.cache_url}/{nar_url(nar.file_hash)}",
             nar_hash=nar.nar_hash,
             nar_size=nar.nar_size,
             file_hash=nar.file_hash,
@@ -101,7 +102,7 @@ class Queries:
             references=nar.references,
             deriver=nar.deriver,
             ca=nar.ca,
-            signatures=(held.signature,),
+            signatures=(served.signature,),
         )
 
     def _grant(self) -> UploadGrant:
