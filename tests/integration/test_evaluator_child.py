@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from gradient.nix.attr_path import candidate_paths
-from gradient.nix.evaluator.child import MAX_REQUEST, MAX_UNDER_WAY
+from gradient.nix.evaluator.child import MAX_STATEMENT, Answer, Refused
 from gradient.nix.evaluator.errors import ChildDied, EvaluationFailed, EvaluatorUnusable
 from gradient.nix.evaluator.expressions import quote as quote_nix
 from gradient.nix.evaluator.flake import (
@@ -81,7 +81,7 @@ async def test_remarks_are_what_nix_said_beside_the_value(pool: EvaluatorPool) -
         ("{ }.missing", "attribute 'missing' missing"),
         ("1 + {", "syntax error"),
         ("undefined", "undefined variable"),
-        ("x: x", "JSON"),
+        ("x: x", "function"),
         ("builtins.readFile /etc/passwd", "forbidden"),
         ('builtins.getEnv "HOME" + throw ("<" + builtins.getEnv "HOME" + ">")', "<>"),
     ],
@@ -96,29 +96,26 @@ async def test_an_error_is_named_and_the_child_lives_on(
         assert (await child.ask("1 + 1")).value == 2
 
 
-async def test_several_requests_under_way_are_answered_in_order(pool: EvaluatorPool) -> None:
+async def test_a_request_with_several_answers_ends_at_its_error(pool: EvaluatorPool) -> None:
     async with pool.lend(None) as child:
-        for expression in ("1", 'throw "two"', "3", "4"):
-            await child.send(expression)
-        assert child.under_way == MAX_UNDER_WAY
-        assert (await child.receive()).value == 1
-        with pytest.raises(EvaluationFailed, match="two"):
-            await child.receive()
-        assert [(await child.receive()).value for _ in range(2)] == [3, 4]
+        await child.begin('builtins.deepSeq [ (s 1) (s 2) (throw "three") (s 4) ] 5')
+        assert [await child.hear(), await child.hear()] == [Answer(1, ""), Answer(2, "")]
+        refused = await child.hear()
+        assert isinstance(refused, Refused)
+        assert headline(refused.message) == "error: three"
+        assert (await child.ask("6")).value == 6
 
 
-async def test_the_longest_requests_fill_no_pipe_for_ever(pool: EvaluatorPool) -> None:
-    padding = "x" * (MAX_REQUEST - 100)
+async def test_the_longest_request_fills_no_pipe_for_ever(pool: EvaluatorPool) -> None:
+    padding = "x" * (MAX_STATEMENT - 100)
     async with pool.lend(None) as child:
-        for _ in range(MAX_UNDER_WAY):
-            await child.send(f'builtins.trace "{padding}" 1')
-        assert [(await child.receive()).value for _ in range(MAX_UNDER_WAY)] == [1] * MAX_UNDER_WAY
+        assert (await child.ask(f'builtins.trace "{padding}" 1')).value == 1
 
 
 async def test_a_request_that_is_too_long_is_refused_before_it_is_sent(pool: EvaluatorPool) -> None:
     async with pool.lend(None) as child:
-        with pytest.raises(EvaluationFailed, match="8 KiB"):
-            await child.ask(" " * MAX_REQUEST)
+        with pytest.raises(EvaluationFailed, match="32 KiB"):
+            await child.ask(" " * MAX_STATEMENT)
         assert (await child.ask("1")).value == 1
 
 
@@ -145,10 +142,10 @@ async def test_a_large_value_comes_whole_and_a_huge_one_costs_the_child(pool: Ev
 
 async def test_a_killed_child_says_how_it_ended(pool: EvaluatorPool) -> None:
     async with pool.lend(None) as child:
-        await child.send(ENDLESS)
+        await child.begin(ENDLESS)
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(ChildDied, match="killed by signal 9"):
-            await child.receive()
+            await child.hear()
     async with pool.lend(None) as other:
         assert other.pid != child.pid
         assert (await other.ask("1")).value == 1

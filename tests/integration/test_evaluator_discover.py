@@ -323,7 +323,7 @@ async def test_slow_attributes_are_evaluated_beside_each_other(start_pool: Start
     send, receive = trio.open_memory_channel[Finding](0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(discover, pool, request, send)
-        await until(lambda: [child.under_way for child in children_of(pool)] == [1, 1, 1])
+        await until(lambda: [child.busy for child in children_of(pool)] == [True] * 3)
         nursery.cancel_scope.cancel()
     receive.close()
 

@@ -23,6 +23,13 @@ class Lane:
         # Members that are getting a child; each will take one question at least.
         self.coming: set[object] = set()
 
+    def take(self, limit: int) -> list[Question]:
+        """The next questions that one request can ask: siblings, asked alike; at most `limit`."""
+        batch: list[Question] = []
+        while self.waiting and len(batch) < limit and (not batch or _alike(batch[0], self.waiting[0])):
+            batch.append(self.waiting.popleft())
+        return batch
+
 
 class Agenda:
     """Every open question is in a lane or under way in a child; at zero the discovery is over."""
@@ -89,3 +96,11 @@ class Agenda:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+
+def _alike(one: Question, other: Question) -> bool:
+    return (
+        one.path[:-1] == other.path[:-1]
+        and len(one.path) == len(other.path)
+        and (one.instantiate, one.inside) == (other.instantiate, other.inside)
+    )

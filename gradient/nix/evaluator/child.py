@@ -1,9 +1,8 @@
 """One `nix repl` child. Layer: rank 1: a process and its pipes.
 
-Requests are answered in the order they were sent, and several may be under way: the pipe hides the
-round trip. A child serves one task at a time and, in its life, one flake: what one project's evaluation
-has seen, and what it was allowed to read, never reaches another's. A child that was cancelled, broke
-the conversation or a limit is `broken`, and only good for being closed.
+A child serves one task at a time, with one request under way, and in its life one flake: what one
+project's evaluation has seen, and what it was allowed to read, never reaches another's. A child that was
+cancelled, broke the conversation or a limit is `broken`, and only good for being closed.
 """
 
 from __future__ import annotations
@@ -24,18 +23,19 @@ import trio
 from gradient.nix.evaluator import expressions
 from gradient.nix.evaluator.errors import ChildDied, EvaluationFailed, EvaluatorUnusable
 from gradient.nix.evaluator.messages import tidy
-from gradient.nix.evaluator.transcript import Reply, Transcript, TranscriptError
+from gradient.nix.evaluator.transcript import Ended, Said, Transcript, TranscriptError
 
-# Requests are written without a reader beside the writer: those under way must fit into the pipe of
-# 64 KiB, or child and parent could wait for each other to read.
-MAX_REQUEST: Final = 8 * 2**10  # bytes
-MAX_UNDER_WAY: Final = 4
+# A request is written without a reader beside the writer: it must fit into the pipe (64 KiB), or child
+# and parent could wait for each other to read.
+MAX_STATEMENT: Final = 32 * 2**10  # bytes
 
 READ_SIZE: Final = 64 * 2**10  # bytes: a full pipe
 # Decoding more than this takes longer than other tasks should wait (about 1 ms).
 DECODE_INLINE: Final = 64 * 2**10  # bytes
 # From SIGKILL to the end of the process; only a process in an uninterruptible wait takes longer.
 REAP_LIMIT: Final = 5.0  # seconds
+# From a child's last word to its exit status.
+EXIT_GRACE: Final = 1.0  # seconds
 # Under memory pressure the kernel should rather take a child, which can be replaced, than the worker.
 OOM_SCORE: Final = 600
 
@@ -53,10 +53,17 @@ class Invocation:
 
 @attrs.frozen
 class Answer:
-    """The value of a request, and what Nix said beside it (warnings, traces)."""
+    """A value that was asked for, and what Nix said beside it (warnings, traces)."""
 
     value: object
     remarks: str
+
+
+@attrs.frozen
+class Refused:
+    """The end of a request. Nix's reason, if there are answers that it did not give."""
+
+    message: str
 
 
 @attrs.define(eq=False)
@@ -69,14 +76,14 @@ class Child:
     _stdin: trio.lowlevel.FdStream
     _stdout: trio.lowlevel.FdStream
     _transcript: Transcript
-    # Requests under way, oldest first: the first is the one being evaluated.
-    _pending: deque[int] = attrs.field(factory=deque, init=False)
-    _replies: deque[Reply] = attrs.field(factory=deque, init=False)
-    _sent: int = attrs.field(default=0, init=False)
+    _heard: deque[Said | Ended] = attrs.field(factory=deque, init=False)
+    # The number of the last request, and whether it is under way.
+    _number: int = attrs.field(default=0, init=False)
+    _busy: bool = attrs.field(default=False, init=False)
     # Why the child was condemned, in words; once set it never answers again.
     _verdict: str | None = attrs.field(default=None, init=False)
     _broken: bool = attrs.field(default=False, init=False)
-    # Until the group's leader is reaped its number cannot be anyone else's, and the group may be killed.
+    # Set a while after the leader was reaped: from then on its group's number may be anyone's.
     _reaped: bool = attrs.field(default=False, init=False)
     opened: bool = attrs.field(default=False, init=False)
 
@@ -117,41 +124,53 @@ class Child:
         return self._process.pid
 
     @property
-    def under_way(self) -> int:
-        """How many requests are sent and not yet answered."""
-        return len(self._pending)
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return self._busy
 
     @property
     def reusable(self) -> bool:
         """Whether the child can be lent again: idle, unbroken and alive."""
-        return not self._broken and not self._pending and not self._has_ended()
+        return not self._broken and not self._busy and not self._has_ended()
 
     async def ask(self, expression: str) -> Answer:
-        """Send one expression and wait for its value. Raises as `send` and `receive` do."""
-        await self.send(expression)
-        return await self.receive()
+        """The value of one expression. Raises EvaluationFailed (the child lives on) or ChildDied."""
+        await self.begin(expressions.say(expression))
+        answer = await self.hear()
+        if isinstance(answer, Refused):
+            raise EvaluationFailed(answer.message or "Nix gave no value and no reason")
+        await self.hear()
+        return answer
 
-    async def send(self, expression: str) -> None:
-        """Queue an expression. Raises EvaluationFailed when it is too long, ChildDied."""
-        assert len(self._pending) < MAX_UNDER_WAY
-        lines = expressions.request(self._sent + 1, expression)
-        if len(lines) > MAX_REQUEST:
-            raise EvaluationFailed(f"the request is longer than {MAX_REQUEST // 2**10} KiB")
-        self._sent += 1
-        self._pending.append(self._sent)
-        await self._write(lines)
+    @staticmethod
+    def takes(statement: str) -> bool:
+        """Whether `begin` takes a statement of this length."""
+        return len(statement) <= MAX_STATEMENT
 
-    async def receive(self) -> Answer:
-        """The answer to the oldest request. Raises EvaluationFailed (the child lives on) or ChildDied."""
-        reply = await self._next_reply()
-        self._pending.popleft()
-        if reply.printed is None:
-            raise EvaluationFailed(tidy(reply.diagnostics) or "Nix gave no value and no reason")
-        return Answer(await _decode(reply), reply.diagnostics)
+    async def begin(self, statement: str) -> None:
+        """Send a request. Raises EvaluationFailed when it is too long, ChildDied."""
+        assert not self._busy
+        if not self.takes(statement):
+            raise EvaluationFailed(f"the request is longer than {MAX_STATEMENT // 2**10} KiB")
+        self._number += 1
+        self._busy = True
+        await self._write(expressions.request(self._number, statement))
+
+    async def hear(self) -> Answer | Refused:
+        """The next answer to the request, or its end: Refused if answers are still due. Raises ChildDied."""
+        while not self._heard:
+            await self._read()
+        heard = self._heard.popleft()
+        if isinstance(heard, Said):
+            return Answer(await self._decode(heard), heard.remarks)
+        if heard.number != self._number:
+            raise await self._broke_off("it answered out of turn")
+        self._busy = False
+        return Refused(tidy(heard.diagnostics))
 
     async def define(self, lines: str) -> None:
         """Bind names, with nothing under way; errors show when one is used. Raises ChildDied."""
-        assert not self._pending
+        assert not self._busy
         await self._write(lines)
 
     def rss(self) -> int:
@@ -191,25 +210,32 @@ class Child:
             self._broken = True  # half a line may have gone out
             raise
 
-    async def _next_reply(self) -> Reply:
-        while not self._replies:
-            data = await self._stdout.receive_some(READ_SIZE)
-            if not data:
-                raise await self._death()
-            try:
-                self._replies += self._transcript.feed(bytes(data))
-            except TranscriptError as error:
-                self.condemn(f"was ended: it gave {error}")
-                raise await self._death() from error
-        reply = self._replies.popleft()
-        if reply.number != self._pending[0]:
-            self.condemn("was ended: it answered out of turn")
+    async def _read(self) -> None:
+        data = await self._stdout.receive_some(READ_SIZE)
+        if not data:
             raise await self._death()
-        return reply
+        try:
+            self._heard += self._transcript.feed(bytes(data))
+        except TranscriptError as error:
+            raise await self._broke_off(f"it gave {error}") from error
+
+    async def _decode(self, said: Said) -> object:
+        try:
+            if len(said.json) <= DECODE_INLINE:
+                return said.value()
+            return await trio.to_thread.run_sync(said.value)
+        except (ValueError, RecursionError) as error:  # a value nested ten thousand deep is still JSON
+            raise await self._broke_off(f"its answer cannot be read: {error}") from error
+
+    async def _broke_off(self, why: str) -> ChildDied:
+        self.condemn(f"was ended: {why}")
+        return await self._death()
 
     async def _death(self) -> ChildDied:
-        """The error that tells how the child ended."""
-        self.kill()
+        """The error that tells how the child ended, given the time to end in its own way."""
+        with trio.move_on_after(EXIT_GRACE):
+            await self._process.wait()
+        self.kill()  # what is left of it or of its group
         with trio.move_on_after(REAP_LIMIT):
             await self._reap()
         cause = self._verdict or _how_it_ended(self._process.returncode)
@@ -231,16 +257,6 @@ class Child:
             Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(OOM_SCORE))
         except OSError:
             return  # not Linux, or a kernel that lets nobody
-
-
-async def _decode(reply: Reply) -> object:
-    assert reply.printed is not None
-    try:
-        if len(reply.printed) <= DECODE_INLINE:
-            return reply.value
-        return await trio.to_thread.run_sync(lambda: reply.value)
-    except ValueError as error:
-        raise EvaluationFailed(f"the value cannot be written as JSON: {error}") from error
 
 
 def _how_it_ended(returncode: int | None) -> str:

@@ -18,7 +18,7 @@ import trio
 from gradient.nix.attr_path import AttrPath
 from gradient.nix.evaluator import expressions
 from gradient.nix.evaluator.agenda import Agenda, Lane
-from gradient.nix.evaluator.child import MAX_UNDER_WAY, Answer, Child
+from gradient.nix.evaluator.child import Answer, Child, Refused
 from gradient.nix.evaluator.errors import ChildDied, EvaluationFailed, EvaluatorError
 from gradient.nix.evaluator.findings import (
     AttributeFailed,
@@ -35,10 +35,9 @@ from gradient.nix.evaluator.settings import Role
 from gradient.nix.evaluator.survey import Survey
 from gradient.nix.wildcard import Wildcards
 
-# Questions under way in one child: they hide the round trip and the reading of the line (0.2 ms, as long as
-# a small attribute takes). Fewer near the end: one more would wait behind a slow attribute while another
-# child is idle.
-WINDOW: Final = MAX_UNDER_WAY
+# Questions in one request: they share the round trip and the reading of the line (0.2 ms, as long as a small
+# attribute takes). Fewer near the end: one more would wait behind a slow attribute while a child is idle.
+MAX_BATCH: Final = 32
 # A child may die of something else than what it was asked: each question gets a second, fresh one.
 TRIES: Final = 2
 
@@ -134,64 +133,67 @@ class _Crew:
 
     async def _converse(self, child: Child, lane: Lane) -> None:
         """Put questions to a child until the lane is empty or the child is lost."""
-        under_way: deque[Question] = deque()
-        outcome: Answer | EvaluationFailed | ChildDied | None
-        while True:
-            outcome = await self._send_ahead(child, lane, under_way)
-            if not under_way:
-                return
-            if outcome is None:
-                with trio.move_on_after(self._limit(lane)):
-                    outcome = await _hear(child)
-            question = under_way.popleft()
-            if isinstance(outcome, Answer | EvaluationFailed):
-                await self._heard(question, outcome, lane)
-            else:
-                self._agenda.put_back(lane, under_way)
-                await self._lost(question, outcome, lane)
+        while batch := lane.take(min(MAX_BATCH, 1 + len(lane.waiting) // (2 * self._pool.size))):
+            if not await self._put(child, lane, self._fitting(lane, batch)):
                 return
 
-    async def _send_ahead(self, child: Child, lane: Lane, under_way: deque[Question]) -> ChildDied | None:
-        """Keep the window full. What cannot be sent fails; the child's end is returned."""
-        while lane.waiting and len(under_way) < self._window(lane):
-            question = lane.waiting.popleft()
-            under_way.append(question)
-            try:
-                await child.send(expressions.look(question))
-            except EvaluationFailed as error:
-                refused = error
-            except ChildDied as death:
-                return death
-            else:
-                continue
-            under_way.pop()
-            await self._fail(question, str(refused))
+    def _fitting(self, lane: Lane, batch: list[Question]) -> deque[Question]:
+        """What of a batch fits into a request; the rest goes back."""
+        fitting = batch
+        while len(fitting) > 1 and not Child.takes(expressions.looks(fitting)):
+            fitting = fitting[: len(fitting) // 2]
+        self._agenda.put_back(lane, batch[len(fitting) :])
+        return deque(fitting)
+
+    async def _put(self, child: Child, lane: Lane, batch: deque[Question]) -> bool:
+        """Put one request to a child; False when the child is lost.
+
+        Answers come in order: the first question without one is the one that failed, or whose evaluation
+        ended the child. Those behind it were not reached and go back."""
+        heard = await _begin(child, batch) or await self._next(child, lane)
+        while batch and isinstance(heard, Answer):
+            await self._heard(batch.popleft(), heard)
+            heard = await self._next(child, lane)
+        if batch:
+            failed = batch.popleft()
+            self._agenda.put_back(lane, batch)
+            await self._unanswered(failed, heard, lane)
+        return isinstance(heard, Refused)
+
+    async def _next(self, child: Child, lane: Lane) -> Answer | Refused | ChildDied | None:
+        """What the child says, None when it says nothing within the limit of one attribute."""
+        with trio.move_on_after(self._limit(lane)):
+            return await _hear(child)
         return None
 
-    async def _heard(self, question: Question, outcome: Answer | EvaluationFailed, lane: Lane) -> None:
-        if isinstance(outcome, EvaluationFailed):
-            if self._wants_import(lane, str(outcome)):
-                self._agenda.move_to_imports(question)
-            else:
-                await self._fail(question, str(outcome))
-            return
-        standing = expressions.read_look(outcome.value)
+    async def _heard(self, question: Question, answer: Answer) -> None:
+        standing = expressions.read_look(answer.value)
         if isinstance(standing, str):
             await self._fail(question, standing)
             return
         self._ask(self._survey.heard(question, standing))
         if isinstance(standing, Derivation) and standing.drv_path is not None:
             self._progress.derivations += 1
-            await self._findings.send(Evaluated(question.attr, standing.drv_path, outcome.remarks))
+            await self._findings.send(Evaluated(question.attr, standing.drv_path, answer.remarks))
         self._close(question)
 
-    async def _lost(self, question: Question, death: ChildDied | None, lane: Lane) -> None:
-        """The child ended at this question; None: it took too long. Too slow once is too slow."""
+    async def _unanswered(self, question: Question, heard: object, lane: Lane) -> None:
+        match heard:
+            case Refused(message) if self._wants_import(lane, message):
+                self._agenda.move_to_imports(question)
+            case Refused(message):
+                await self._fail(question, message or "Nix gave no answer and no reason")
+            case ChildDied() as death:
+                await self._lost(question, death, lane)
+            case _:  # too slow once is too slow
+                await self._fail(question, f"not evaluated within {self._limit(lane):g} seconds")
+
+    async def _lost(self, question: Question, death: ChildDied, lane: Lane) -> None:
         self._deaths[question.path] += 1
-        if death is not None and self._deaths[question.path] < TRIES:
+        if self._deaths[question.path] < TRIES:
             self._agenda.put_back(lane, [question])
         else:
-            await self._fail(question, str(death or f"not evaluated within {self._limit(lane):g} seconds"))
+            await self._fail(question, str(death))
 
     async def _fail(self, question: Question, message: str) -> None:
         self._survey.failed(question)
@@ -212,9 +214,6 @@ class _Crew:
         self._fatal = error
         self._agenda.abandon()
 
-    def _window(self, lane: Lane) -> int:
-        return min(WINDOW, 1 + len(lane.waiting) // (2 * self._pool.size))
-
     def _limit(self, lane: Lane) -> float:
         return self._request.attribute_limit if lane is self._agenda.fast else math.inf
 
@@ -226,8 +225,19 @@ class _Crew:
         )
 
 
-async def _hear(child: Child) -> Answer | EvaluationFailed | ChildDied:
+async def _begin(child: Child, batch: Sequence[Question]) -> Refused | ChildDied | None:
+    """Send a request for these; what comes of it when it cannot be sent."""
     try:
-        return await child.receive()
-    except (EvaluationFailed, ChildDied) as error:
-        return error
+        await child.begin(expressions.looks(batch))
+    except EvaluationFailed as too_long:
+        return Refused(str(too_long))
+    except ChildDied as death:
+        return death
+    return None
+
+
+async def _hear(child: Child) -> Answer | Refused | ChildDied:
+    try:
+        return await child.hear()
+    except ChildDied as death:
+        return death
