@@ -11,6 +11,8 @@ from urllib.parse import quote
 
 import trio
 
+from gradient.nix.evaluator.findings import FlakeAddress
+
 NIX = os.environ.get("GRADIENT_TEST_NIX") or shutil.which("nix") or "nix"
 
 # Takes hours and next to no memory.
@@ -36,18 +38,20 @@ def run_nix(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def store_flake(folder: Path, text: str, files: dict[str, str] | None = None) -> str:
-    """The locked URL of a flake in the store; `text` is the whole `flake.nix`."""
+def store_flake(folder: Path, text: str, files: dict[str, str] | None = None, more: str = "") -> FlakeAddress:
+    """The locked address of a flake in the store; `text` is its `flake.nix`, `more` the rest of its URL."""
     folder.mkdir(parents=True)
     for name, content in {"flake.nix": text, **(files or {})}.items():
         (folder / name).write_text(content)
     path = run_nix("store", "add-path", "--name", "source", str(folder))
-    return f"path:{path}?narHash={quote(run_nix('hash', 'path', path), safe='')}"
+    return FlakeAddress(f"path:{path}?narHash={quote(run_nix('hash', 'path', path), safe='')}{more}")
 
 
-def outputs_flake(folder: Path, outputs: str, files: dict[str, str] | None = None) -> str:
+def outputs_flake(
+    folder: Path, outputs: str, files: dict[str, str] | None = None, more: str = ""
+) -> FlakeAddress:
     """A flake whose outputs are this Nix expression, with `d` in scope."""
-    return store_flake(folder, f"{{ outputs = {{ self }}: let {PRELUDE} in {outputs}; }}", files)
+    return store_flake(folder, f"{{ outputs = {{ self }}: let {PRELUDE} in {outputs}; }}", files, more)
 
 
 def commit(folder: Path) -> str:

@@ -15,6 +15,7 @@ from gradient.nix.attr_path import candidate_paths
 from gradient.nix.evaluator.child import MAX_STATEMENT, Answer, Refused
 from gradient.nix.evaluator.errors import ChildDied, EvaluationFailed, EvaluatorUnusable
 from gradient.nix.evaluator.expressions import quote as quote_nix
+from gradient.nix.evaluator.findings import FlakeAddress
 from gradient.nix.evaluator.flake import (
     FlakeUnusable,
     NoSuchAttribute,
@@ -276,8 +277,8 @@ async def test_a_child_sees_nothing_of_our_environment(tmp_path: Path, nursery: 
 
 async def test_opening_a_flake_tells_what_was_fetched(pool: EvaluatorPool, tmp_path: Path) -> None:
     rev = "1" * 40
-    url = outputs_flake(tmp_path / "flake", "{ }") + f"&rev={rev}&lastModified=1577836800&revCount=3"
-    async with pool.lend(url) as child:
+    more = f"&rev={rev}&lastModified=1577836800&revCount=3"
+    async with pool.lend(outputs_flake(tmp_path / "flake", "{ }", more=more)) as child:
         tree = await open_flake(child)
     assert tree.path.startswith("/nix/store/")
     assert (tree.rev, tree.last_modified, tree.rev_count) == (rev, 1577836800, 3)
@@ -311,7 +312,7 @@ async def test_a_flake_that_is_not_there(pool: EvaluatorPool, tmp_path: Path) ->
         ("nixpkgs", "nixpkgs"),
         ("https://" + "x" * 7000, "longer than 6 KiB"),
     ):
-        async with pool.lend(url) as child:
+        async with pool.lend(FlakeAddress(url)) as child:
             with pytest.raises(FlakeUnusable, match=reason):
                 await open_flake(child)
 

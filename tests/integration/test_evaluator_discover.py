@@ -10,9 +10,11 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
+from gradient.model import CachedSource
 from gradient.nix.evaluator.child import Child
 from gradient.nix.evaluator.discover import Request, discover
 from gradient.nix.evaluator.errors import EvaluatorError, EvaluatorUnusable
@@ -20,18 +22,22 @@ from gradient.nix.evaluator.findings import (
     AttributeFailed,
     Evaluated,
     Finding,
+    FlakeAddress,
     Progress,
     TargetUnmatched,
 )
-from gradient.nix.evaluator.flake import FlakeUnusable
+from gradient.nix.evaluator.flake import FlakeUnusable, fetch_tree
 from gradient.nix.evaluator.messages import headline, is_import_from_derivation
 from gradient.nix.evaluator.pool import EvaluatorPool
-from gradient.nix.evaluator.settings import EvaluatorSettings
+from gradient.nix.evaluator.settings import EvaluatorSettings, Role
+from gradient.nix.flake_wrapper import INPUT_NAME, wrap_flake
 from gradient.nix.wildcard import parse_wildcards
 from tests.integration.evaluator_support import (
     ENDLESS,
     GREEDY,
     NIX,
+    PRELUDE,
+    commit,
     is_alive,
     outputs_flake,
     run_nix,
@@ -61,7 +67,7 @@ async def pool(start_pool: StartPool) -> EvaluatorPool:
 
 async def find(
     pool: EvaluatorPool,
-    flake: str,
+    flake: FlakeAddress,
     wildcards: str,
     *,
     attribute_limit: float = math.inf,
@@ -179,12 +185,53 @@ async def test_the_same_drv_paths_as_nix_eval(pool: EvaluatorPool, tmp_path: Pat
         n = n; src = ./.; rev = self.rev; date = self.lastModified;
       };
     }) (builtins.genList (n: n) 40)); }; }"""
-    flake = store_flake(tmp_path / "flake", text) + f"&rev={'2' * 40}&lastModified=1577836800"
+    flake = store_flake(tmp_path / "flake", text, more=f"&rev={'2' * 40}&lastModified=1577836800")
     findings = await find(pool, flake, "packages.x86_64-linux.*")
     apply = "builtins.mapAttrs (name: drv: drv.drvPath)"
-    theirs = run_nix("eval", "--json", f"{flake}#packages.x86_64-linux", "--apply", apply)
+    theirs = run_nix("eval", "--json", f"{flake.url}#packages.x86_64-linux", "--apply", apply)
     assert len(findings) == 40
     assert {attr.split(".")[-1]: path for attr, path in drv_paths(findings).items()} == json.loads(theirs)
+
+
+async def test_a_flake_in_a_folder_of_its_source(pool: EvaluatorPool, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    outputs_flake(tmp_path / "tree" / "sub", '{ a = d "a"; rev = d self.rev; }')
+    path = run_nix("store", "add-path", "--name", "source", str(tmp_path / "tree"))
+    source = CachedSource(path, run_nix("hash", "path", path), rev="3" * 40, last_modified=5, dir="sub")
+    wrapper = wrap_flake(source, None)
+    around = store_flake(tmp_path / "wrapper", wrapper.flake_nix, {"flake.lock": wrapper.flake_lock})
+    findings = await find(pool, attrs.evolve(around, input=INPUT_NAME), "a, rev")
+    assert failures(findings) == {}
+    assert drv_paths(findings)["rev"].endswith(f"{'3' * 40}.drv")
+
+
+async def test_locked_inputs_are_open_and_nothing_else_is(pool: EvaluatorPool, tmp_path: Path) -> None:
+    repository = tmp_path / "input"
+    outputs_flake(repository, '{ value = "from-the-input"; }')
+    rev = commit(repository)
+    url = f"file://{repository}"
+    original = {"type": "git", "url": url, "rev": rev}
+    async with pool.lend(None, Role.FETCH) as child:
+        tree = await fetch_tree(child, original)
+    locked = original | {"narHash": str(tree.nar_hash), "lastModified": tree.last_modified}
+    nodes = {"root": {"inputs": {"dep": "dep"}}, "dep": {"locked": locked, "original": original}}
+    lock = {"nodes": nodes, "root": "root", "version": 7}
+    text = f"""{{
+      inputs.dep.url = "git+{url}?rev={rev}";
+      outputs = {{ self, dep }}: let {PRELUDE} in {{
+        a = d dep.value;
+        b = d (builtins.readFile (builtins.fetchGit "file://{tmp_path}/other" + "/secret"));
+        c = d (builtins.readFile "{tmp_path}/other/secret");
+      }};
+    }}"""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "secret").write_text("secret")
+    commit(other)
+    flake = store_flake(tmp_path / "flake", text, {"flake.lock": json.dumps(lock)})
+    findings = await find(pool, attrs.evolve(flake, input_urls=(url,)), "a, b, c")
+    assert [path.split("-", 1)[1] for path in drv_paths(findings).values()] == ["from-the-input.drv"]
+    assert set(failures(findings)) == {"b", "c"}
 
 
 # --- what fails alone -----------------------------------------------------------------------------
@@ -386,5 +433,5 @@ async def test_a_flake_that_kills_its_evaluator(start_pool: StartPool, tmp_path:
 async def test_without_a_nix_nothing_is_discovered(start_pool: StartPool) -> None:
     pool = await start_pool(1, "/nowhere/nix")
     with pytest.raises(EvaluatorUnusable, match="cannot start /nowhere/nix"):
-        await find(pool, "path:/nowhere", "a")
+        await find(pool, FlakeAddress("path:/nowhere"), "a")
     assert issubclass(EvaluatorUnusable, EvaluatorError)

@@ -55,8 +55,9 @@ class Agenda:
 
     def put_back(self, lane: Lane, questions: Iterable[Question]) -> None:
         """Questions whose child ended before it came to them, to be asked first, in their order."""
-        lane.waiting.extendleft(reversed(list(questions)))
-        self._wake()
+        if returned := list(questions):
+            lane.waiting.extendleft(reversed(returned))
+            self._wake()
 
     def move_to_imports(self, question: Question) -> None:
         """A question that was under way and needs a child that may import from derivations."""

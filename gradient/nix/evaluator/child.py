@@ -22,6 +22,7 @@ import trio
 
 from gradient.nix.evaluator import expressions
 from gradient.nix.evaluator.errors import ChildDied, EvaluationFailed, EvaluatorUnusable
+from gradient.nix.evaluator.findings import FlakeAddress
 from gradient.nix.evaluator.messages import tidy
 from gradient.nix.evaluator.transcript import Ended, Said, Transcript, TranscriptError
 
@@ -71,7 +72,7 @@ class Child:
     """A running child. Made by `start`; whoever holds it must `aclose` it."""
 
     # The flake this child evaluates; None for a child that evaluates none.
-    flake: str | None
+    flake: FlakeAddress | None
     _process: trio.Process
     _stdin: trio.lowlevel.FdStream
     _stdout: trio.lowlevel.FdStream
@@ -85,10 +86,12 @@ class Child:
     _broken: bool = attrs.field(default=False, init=False)
     # Set a while after the leader was reaped: from then on its group's number may be anyone's.
     _reaped: bool = attrs.field(default=False, init=False)
+    # Whether evaluation is pure. Nix 2.8 ignores the option here, and then the host's files are open to it.
+    pure: bool = attrs.field(default=False, init=False)
     opened: bool = attrs.field(default=False, init=False)
 
     @classmethod
-    async def start(cls, invocation: Invocation, flake: str | None) -> Child:
+    async def start(cls, invocation: Invocation, flake: FlakeAddress | None) -> Child:
         """Start a child and hear it speak. Raises EvaluatorUnusable; cancelled, nothing is left running."""
         token = secrets.token_hex(16)
         try:
@@ -109,7 +112,7 @@ class Child:
         try:
             child._prefer_for_oom()
             await child._write(expressions.protocol_definitions(token))
-            await child.ask("null")
+            child.pure = (await child.ask("!(builtins ? currentSystem)")).value is True
         except ChildDied as error:
             await child.aclose()
             raise EvaluatorUnusable(f"{invocation.argv[0]} does not evaluate: {error}") from error

@@ -25,6 +25,7 @@ from gradient.nix.evaluator.findings import (
     Derivation,
     Evaluated,
     Finding,
+    FlakeAddress,
     Progress,
     Question,
 )
@@ -44,14 +45,14 @@ TRIES: Final = 2
 
 @attrs.frozen
 class Request:
-    """Evaluate what `wildcards` select of the flake at `flake`, a locked flake URL.
+    """Evaluate what `wildcards` select of `flake`.
 
     `attribute_limit` is seconds of evaluation for one attribute (imports from derivations, which wait for
     builds, are not held to it). `import_store` is the store URI of a proxy that has derivations built;
     without one, an attribute that imports from a derivation fails and says so.
     """
 
-    flake: str
+    flake: FlakeAddress
     wildcards: Wildcards
     attribute_limit: float = math.inf
     import_store: str | None = None

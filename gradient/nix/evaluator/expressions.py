@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gradient.nix.evaluator.findings import AttrSet, Derivation, Plain, Question, Standing
+from gradient.nix.evaluator.findings import AttrSet, Derivation, FlakeAddress, Plain, Question, Standing
 from gradient.nix.store_path import InvalidStorePath, StorePath
 
 _PRINTABLE: Final = frozenset(map(chr, range(0x20, 0x7F)))
@@ -57,10 +57,13 @@ def protocol_definitions(token: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def flake_definitions(url: str) -> str:
+def flake_definitions(flake: FlakeAddress) -> str:
     """The lines that make `looks` understood, about this flake; nothing is fetched before it is used."""
     # Names are looked up where a line is read: the flake must be the first.
-    lines = (f"flake = builtins.getFlake {quote(url)}", *_DEFINITIONS)
+    expression = f"builtins.getFlake {quote(flake.url)}"
+    if flake.input is not None:
+        expression = f"({expression}).inputs.${{{quote(flake.input)}}}"
+    lines = (f"flake = {expression}", *_DEFINITIONS)
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""What discovery asks, hears and reports. Layer: rank 1, values only."""
+"""What discovery is given, asks, hears and reports. Layer: rank 1, values only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ import attrs
 
 from gradient.nix.attr_path import AttrPath, render_attr_path
 from gradient.nix.wildcard_match import Cursor
+
+
+@attrs.frozen
+class FlakeAddress:
+    """Where a flake is: a locked flake URL, or an input of the flake at that URL, as
+    `gradient.nix.flake_wrapper` makes them for a flake in a folder of its source.
+
+    `input_urls` are the URLs that its lock file gives for its inputs: a Nix that cannot evaluate purely
+    lets the flake fetch these and no others.
+    """
+
+    url: str
+    input: str | None = None
+    input_urls: tuple[str, ...] = ()
 
 
 @attrs.frozen

@@ -40,7 +40,7 @@ async def open_flake(child: Child) -> FetchedTree:
 
     A second call only repeats what is known. Raises FlakeUnusable, ChildDied."""
     assert child.flake is not None
-    if len(child.flake) > MAX_URL:
+    if len(child.flake.url) > MAX_URL:
         raise FlakeUnusable(f"the flake reference is longer than {MAX_URL // 2**10} KiB")
     if not child.opened:
         await child.define(expressions.flake_definitions(child.flake))

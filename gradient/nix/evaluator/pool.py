@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from gradient.nix.evaluator.child import REAP_LIMIT, Child
+from gradient.nix.evaluator.findings import FlakeAddress
 from gradient.nix.evaluator.settings import EvaluatorSettings, Role
 
 # A child can allocate a gigabyte in a second or two; reading one line of /proc is 20 µs.
@@ -27,7 +28,7 @@ class _Purpose:
     """Children of one purpose are interchangeable."""
 
     role: Role
-    flake: str | None
+    flake: FlakeAddress | None
     store: str | None
 
 
@@ -55,6 +56,9 @@ class EvaluatorPool:
         # Oldest first. Invariant: never more than the free permits, so `size` bounds the memory of all.
         self._idle: list[tuple[_Purpose, Child]] = []
         self._running = False
+        # Whether this Nix cannot evaluate purely, so that access has to be restricted: the first child tells.
+        # Where evaluation is pure a restriction would only forbid the flake its locked inputs.
+        self._must_restrict = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Watch the children until cancelled, then end the idle ones; lent ones end with their lending.
@@ -74,7 +78,7 @@ class EvaluatorPool:
 
     @asynccontextmanager
     async def lend(
-        self, flake: str | None, role: Role = Role.EVALUATE, *, store: str | None = None
+        self, flake: FlakeAddress | None, role: Role = Role.EVALUATE, *, store: str | None = None
     ) -> AsyncIterator[Child]:
         """A child for one task: a warm one of this flake, or a fresh one; waits for its turn.
 
@@ -100,7 +104,18 @@ class EvaluatorPool:
                 return entry[1]
             await entry[1].aclose()
         await self._keep_idle_at_most(self._permits.value)
-        return await Child.start(self.settings.invocation(purpose.role, purpose.store), purpose.flake)
+        child = await self._start(purpose)
+        if child.pure or purpose.role is Role.FETCH or self._must_restrict:
+            return child
+        self._must_restrict = True
+        await child.aclose()
+        return await self._start(purpose)
+
+    async def _start(self, purpose: _Purpose) -> Child:
+        restrict = self._must_restrict and purpose.role is not Role.FETCH
+        allowed_uris = (purpose.flake.input_urls if purpose.flake else ()) if restrict else None
+        invocation = self.settings.invocation(purpose.role, store=purpose.store, allowed_uris=allowed_uris)
+        return await Child.start(invocation, purpose.flake)
 
     async def _give_back(self, purpose: _Purpose, child: Child) -> None:
         rss = self._measure(child)

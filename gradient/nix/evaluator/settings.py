@@ -7,7 +7,8 @@ A child sees none of the worker's environment and none of its user's Nix configu
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -57,27 +58,36 @@ class EvaluatorSettings:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._registry.write_text(_EMPTY_REGISTRY)
 
-    def invocation(self, role: Role, store: str | None = None) -> Invocation:
-        """The command of a child. `store` overrides the store of these settings."""
-        return Invocation(self._argv(role, store or self.store), self._child_environment(), self.home)
+    def invocation(
+        self, role: Role, *, store: str | None = None, allowed_uris: Sequence[str] | None = None
+    ) -> Invocation:
+        """The command of a child. `store` overrides the store of these settings; with `allowed_uris`
+        evaluation is restricted to the store and to these."""
+        options = self._options(role)
+        if allowed_uris is not None:
+            options["restrict-eval"] = "true"
+            # The option is a list with blanks between; a URL with one in it stays forbidden.
+            options["allowed-uris"] = " ".join(uri for uri in allowed_uris if not re.search(r"\s", uri))
+        argv = self._argv(store or self.store, options | dict(self.extra_options))
+        return Invocation(argv, self._child_environment(), self.home)
 
     @property
     def _registry(self) -> Path:
         return self.home / "flake-registry.json"
 
-    def _argv(self, role: Role, store: str | None) -> tuple[str, ...]:
-        options = {
+    def _options(self, role: Role) -> dict[str, str]:
+        return {
             "substitute": "false",
             "flake-registry": str(self._registry),
             "pure-eval": "true",
-            # Nix 2.8 reads no `pure-eval` here; this closes the host's files to it as well.
-            "restrict-eval": "false" if role is Role.FETCH else "true",
             "allow-import-from-derivation": "true" if role is Role.IMPORT else "false",
             "max-jobs": "0",
             "builders": "",
             "accept-flake-config": "false",
             "warn-dirty": "false",
-        } | dict(self.extra_options)
+        }
+
+    def _argv(self, store: str | None, options: Mapping[str, str]) -> tuple[str, ...]:
         argv = [str(self.nix), "repl", "--extra-experimental-features", "nix-command flakes"]
         argv += ["--log-format", "raw"]
         argv += ["--show-trace"] if self.show_trace else []
