@@ -74,13 +74,13 @@ LOG_LEVELS: Final = {b"WARNING": "warning", b"ERROR": "info", b"FATAL": "warning
 
 # What differs from a stock server. Durability is stock: fsync, full_page_writes, synchronous_commit on.
 SETTINGS: Final[Mapping[str, str]] = {
+    # Nobody connects over the network; the port is only part of the socket's name.
     "listen_addresses": "",
     "port": "5432",
-    # Only the name of the socket: nobody connects over the network.
     "unix_socket_permissions": "0700",
-    # A writer, passes and two pools of readers, with room for psql and the tests' many databases.
+    # A writer, the passes and a pool of readers, with room for psql.
     "max_connections": "60",
-    # A quarter of nothing is still modest: the kernel caches the rest, and builds need the memory.
+    # The stock size, written down: the kernel caches the rest, and the builds need the memory.
     "shared_buffers": "128MB",
     # Compiling a plan takes longer than our statements run.
     "jit": "off",
@@ -90,7 +90,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "max_logical_replication_workers": "0",
-    # The log goes to our own, which has the time and asks for problems, not for checkpoints.
+    # The log goes to ours, which has the time of day and asks for problems, not for checkpoints.
     "log_line_prefix": "",
     "log_checkpoints": "off",
     "log_timezone": "UTC",
@@ -129,6 +129,10 @@ class Account:
     gid: int
 
 
+def _absolute(folder: Path) -> Path:
+    return folder.absolute()
+
+
 @attrs.define(eq=False)
 class EmbeddedPostgres:
     """A PostgreSQL cluster in `folder`, run by `run`.
@@ -136,7 +140,7 @@ class EmbeddedPostgres:
     `folder` is made if it is missing; its parent must exist. `settings` are added to `SETTINGS`.
     """
 
-    folder: Path
+    folder: Path = attrs.field(converter=_absolute)
     settings: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
@@ -155,9 +159,10 @@ class EmbeddedPostgres:
 
     @property
     def socket_folder(self) -> Path:
-        """Where the socket is: in `folder`, or in a short private folder when that path is too long."""
+        """Where the socket is: in `folder`, or in a short private folder when that path will not do."""
         own = self.folder / "run"
-        if len(os.fsencode(own / SOCKET_NAME)) <= SOCKET_PATH_LIMIT:
+        # To libpq a comma is the end of a host.
+        if len(os.fsencode(own / SOCKET_NAME)) <= SOCKET_PATH_LIMIT and "," not in str(own):
             return own
         name = f"gradient-{hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]}"
         return _runtime_folder() / name
@@ -194,6 +199,7 @@ class EmbeddedPostgres:
     def _prepare(self) -> None:
         """Everything before the start that blocks: leftovers, permissions, `initdb`, the socket's folder."""
         _stop_leftovers(self.cluster)
+        self._forget_leftovers()
         if os.geteuid() == 0:
             _let_through(_binaries())
             _let_through(self.cluster)
@@ -206,6 +212,16 @@ class EmbeddedPostgres:
                 f"of PostgreSQL {version}, move the folder away, and restore into the new one"
             )
         _make_private(self.socket_folder, self._account())
+
+    def _forget_leftovers(self) -> None:
+        """Remove the lock files of a PostgreSQL that is known to be gone.
+
+        It would take their process id for its own kind's if it now belongs to another process of ours, as
+        after the restart of a container, or if nobody has collected the dead process yet.
+        """
+        (self.cluster / "postmaster.pid").unlink(missing_ok=True)
+        for name in (SOCKET_NAME, f"{SOCKET_NAME}.lock"):
+            (self.socket_folder / name).unlink(missing_ok=True)
 
     def _initialise(self) -> None:
         """Make a cluster beside its place and move it there whole, so that half a one is never found."""
@@ -258,7 +274,9 @@ class EmbeddedPostgres:
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], _Journal]:
         """Start PostgreSQL. Not in a worker thread: the leash is tied to the thread that starts it."""
-        settings = {**SETTINGS, "unix_socket_directories": str(self.socket_folder), **self.settings}
+        # A list of folders, of which quotes make one whatever is in its name.
+        quoted = '"' + str(self.socket_folder).replace('"', '""') + '"'
+        settings = {**SETTINGS, "unix_socket_directories": quoted, **self.settings}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         output, child_end = os.pipe()
         try:
@@ -365,8 +383,6 @@ def _stop_leftovers(cluster: Path) -> None:
             time.sleep(0.05)
     if _processes_of(cluster):
         raise EmbeddedFailed(f"a PostgreSQL still runs on {cluster} and cannot be stopped")
-    # PostgreSQL would refuse to start if the number in it now belongs to another of our processes.
-    (cluster / "postmaster.pid").unlink(missing_ok=True)
 
 
 def _signal(cluster: Path, postmaster: int | None, step: signal.Signals) -> None:

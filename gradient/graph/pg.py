@@ -325,10 +325,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         """Send statements without waiting for the answers. Cancellation closes the connection."""
         with self._closing_if_cancelled():
             async with super().pipeline() as pipeline:
-                with self._closing_if_cancelled():
-                    yield pipeline
-                    # psycopg would leave with an error of its own, were it cancelled in ending it.
-                    await trio.lowlevel.checkpoint()
+                yield pipeline
 
     @asynccontextmanager
     async def transaction(
@@ -438,11 +435,9 @@ class _Cursor(psycopg.AsyncCursor[Any]):
         self, statement: Query, params: Any = None, *, writer: AsyncWriter | None = None
     ) -> AsyncIterator[AsyncCopy]:
         """COPY in or out. An exception in the block ends the COPY; cancellation closes the connection."""
-        closing = self._conn._closing_if_cancelled
-        with closing():
+        with self._conn._closing_if_cancelled():
             async with super().copy(statement, params, writer=writer) as copy:
-                with closing():
-                    yield copy
+                yield copy
 
     def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
         """Refused: it would await the server in a `finally`, where a cancelled task must not."""

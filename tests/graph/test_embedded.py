@@ -115,6 +115,24 @@ async def test_a_long_path_gets_a_short_socket(folder: Path) -> None:
     assert not postgres.socket_folder.exists()
 
 
+async def test_a_path_may_hold_anything(folder: Path) -> None:
+    folder = folder.parent / 'a, "b"'
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(server(folder).run)
+        assert await ask(url, "SELECT 1") == 1
+        nursery.cancel_scope.cancel()
+
+
+def test_other_accounts_may_pass_through_but_not_look(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "open").mkdir(parents=True)
+    closed.chmod(0o700)
+    (closed / "open").chmod(0o755)
+    embedded._let_through(closed / "open" / "cluster")
+    assert closed.stat().st_mode & 0o777 == 0o701
+    assert (closed / "open").stat().st_mode & 0o777 == 0o755
+
+
 def test_a_folder_that_somebody_else_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "target")
@@ -234,13 +252,27 @@ async def test_a_leftover_that_does_not_obey_is_killed(
     os.kill(leftover, signal.SIGSTOP)
     child.kill()
     child.wait()
-    await trio.to_thread.run_sync(embedded._stop_leftovers, postgres.cluster)
-    assert embedded._processes_of(postgres.cluster) == []
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(postgres.run)
+        assert await ask(url, "SELECT 1") == 1
+        nursery.cancel_scope.cancel()
 
 
 @needs_proc
-def test_a_pid_file_of_another_life_is_thrown_away(tmp_path: Path) -> None:
-    """Its number is a running process, ours, which has nothing to do with the cluster."""
-    (tmp_path / "postmaster.pid").write_text(f"{os.getpid()}\n{tmp_path}\n")
-    embedded._stop_leftovers(tmp_path)
-    assert not (tmp_path / "postmaster.pid").exists()
+async def test_lock_files_of_another_life_are_thrown_away(folder: Path) -> None:
+    """Their number is a running process, ours, which has nothing to do with the cluster."""
+    postgres = server(folder)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(postgres.run)
+        nursery.cancel_scope.cancel()
+    embedded._make_private(postgres.socket_folder, postgres._account())
+    for file in (
+        postgres.cluster / "postmaster.pid",
+        postgres.socket_folder / f"{embedded.SOCKET_NAME}.lock",
+    ):
+        file.write_text(f"{os.getpid()}\n{postgres.cluster}\n0\n5432\n{postgres.socket_folder}\n\n")
+        shutil.chown(file, postgres._account().uid)
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(postgres.run)
+        assert await ask(url, "SELECT 1") == 1
+        nursery.cancel_scope.cancel()

@@ -213,7 +213,7 @@ async def cut_when_running(proxy: Proxy, other: Connection) -> None:
 async def test_close_wakes_who_waits_for_the_socket(connection: Connection, other: Connection) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(close_when_running, connection, other)
-        with pytest.raises(DatabaseGone):
+        with trio.fail_after(10), pytest.raises(DatabaseGone):
             await pg.execute(connection, SLEEP)
 
 
@@ -366,14 +366,21 @@ class Attempts:
         assert self.connection is not None
         if self.connection.closed:
             self.closed += 1
+            await self.session_ended()
         else:
             assert self.connection.pgconn.transaction_status == TransactionStatus.IDLE
             assert await pg.fetch_value(self.connection, "SELECT 1") == 1
-        # A closed session rolls back a moment later: the lock waits for that.
-        async with self.other.transaction():
-            await pg.execute(self.other, "LOCK TABLE t")
-            assert await pg.fetch_value(self.other, "SELECT count(*) FROM t") in self.rows
-            await pg.execute(self.other, "DELETE FROM t")
+        assert await pg.fetch_value(self.other, "SELECT count(*) FROM t") in self.rows
+        await pg.execute(self.other, "DELETE FROM t")
+
+    async def session_ended(self) -> None:
+        """Wait until PostgreSQL has noticed that the connection is closed, and done with it."""
+        query = (
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()"
+            " AND backend_type = 'client backend' AND pid <> pg_backend_pid())"
+        )
+        while await pg.fetch_value(self.other, query):
+            pass
 
 
 async def test_a_transaction_cancelled_anywhere(
@@ -445,6 +452,21 @@ async def test_a_pipeline_cancelled_anywhere(
         async def scenario() -> None:
             connection = await attempts.open()
             async with connection.pipeline(), connection.transaction():
+                await connection.execute("INSERT INTO t VALUES (1)")
+                await connection.execute("INSERT INTO t VALUES (2)")
+
+        assert await sweep(scenario, attempts.check) > 3
+        assert attempts.closed > 0
+
+
+async def test_a_pipeline_with_answers_outstanding_cancelled_anywhere(
+    sweep, table: None, database_url: str, other: Connection
+) -> None:
+    async with Attempts(database_url, other, {0, 2}) as attempts:
+
+        async def scenario() -> None:
+            connection = await attempts.open()
+            async with connection.pipeline():
                 await connection.execute("INSERT INTO t VALUES (1)")
                 await connection.execute("INSERT INTO t VALUES (2)")
 
