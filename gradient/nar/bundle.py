@@ -59,6 +59,10 @@ def _text(field: attrs.Attribute[str], value: object) -> str:
     return value
 
 
+def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(names)
+
+
 @attrs.frozen
 class EntryHeader:
     """What the sender says of a NAR before its bytes.
@@ -69,7 +73,7 @@ class EntryHeader:
 
     store_path: str = attrs.field(validator=_is_store_path)
     references: tuple[str, ...] = attrs.field(
-        default=(), converter=tuple, validator=deep_iterable(_is_base_name)
+        default=(), converter=_as_tuple, validator=deep_iterable(_is_base_name)
     )
     deriver: str | None = attrs.field(default=None, validator=optional(_is_base_name))
     ca: str | None = attrs.field(

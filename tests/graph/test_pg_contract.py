@@ -485,7 +485,6 @@ async def test_executemany_cancelled_anywhere(
                 await connection.cursor().executemany("INSERT INTO t VALUES (%s)", [(1,), (2,)])
 
         assert await sweep(scenario, attempts.check) > 3
-        assert attempts.closed > 0
 
 
 async def test_a_transaction_that_cannot_begin_counts_nothing(connection: Connection) -> None:

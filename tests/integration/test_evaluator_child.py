@@ -236,18 +236,6 @@ async def test_no_more_children_than_the_size(pool: EvaluatorPool, tmp_path: Pat
     assert len(seen) == 5
 
 
-async def test_the_first_children_are_closed_to_files_as_later_ones_are(pool: EvaluatorPool) -> None:
-    async def try_to_read() -> None:
-        async with pool.lend(None) as child:
-            with pytest.raises(EvaluationFailed, match="forbidden"):
-                await child.ask("builtins.readFile /etc/passwd")
-
-    for _ in range(2):
-        async with trio.open_nursery() as nursery:
-            for _ in range(pool.size):
-                nursery.start_soon(try_to_read)
-
-
 async def test_nothing_is_left_when_the_pool_stops(tmp_path: Path) -> None:
     pool = EvaluatorPool(EvaluatorSettings(Path(NIX), tmp_path), size=1)
     async with trio.open_nursery() as nursery:

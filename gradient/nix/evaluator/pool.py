@@ -104,20 +104,15 @@ class EvaluatorPool:
                 return entry[1]
             await entry[1].aclose()
         await self._keep_idle_at_most(self._permits.value)
-        return await self._start_closed(purpose)
-
-    async def _start_closed(self, purpose: _Purpose) -> Child:
-        """A fresh child to which the host's files are closed; only one that fetches needs none of that."""
-        if purpose.role is Role.FETCH or self._must_restrict:
-            return await self._start(purpose, restrict=purpose.role is not Role.FETCH)
-        child = await self._start(purpose, restrict=False)
-        if child.pure:
+        child = await self._start(purpose)
+        if child.pure or purpose.role is Role.FETCH or self._must_restrict:
             return child
         self._must_restrict = True
         await child.aclose()
-        return await self._start(purpose, restrict=True)
+        return await self._start(purpose)
 
-    async def _start(self, purpose: _Purpose, *, restrict: bool) -> Child:
+    async def _start(self, purpose: _Purpose) -> Child:
+        restrict = self._must_restrict and purpose.role is not Role.FETCH
         allowed_uris = (purpose.flake.input_urls if purpose.flake else ()) if restrict else None
         invocation = self.settings.invocation(purpose.role, store=purpose.store, allowed_uris=allowed_uris)
         return await Child.start(invocation, purpose.flake)

@@ -36,7 +36,7 @@ class Role(Enum):
     EVALUATE = "evaluate"
     # Evaluates attributes that import from derivations: its store is a proxy that has builds made.
     IMPORT = "import"
-    # Fetches locked inputs. Runs our expressions only, so it may read what the lock names.
+    # Fetches flakes and locked inputs. Runs our expressions only, so it may read what these name.
     FETCH = "fetch"
 
 
@@ -79,7 +79,8 @@ class EvaluatorSettings:
         return {
             "substitute": "false",
             "flake-registry": str(self._registry),
-            "pure-eval": "true",
+            # A source that is not locked yet, such as the newest commit of a branch, is no pure one.
+            "pure-eval": "false" if role is Role.FETCH else "true",
             "allow-import-from-derivation": "true" if role is Role.IMPORT else "false",
             "max-jobs": "0",
             "builders": "",

@@ -1,0 +1,183 @@
+"""The walk itself: findings of the evaluator in, batches out. Layer: worker.
+
+Walking begins with the first finding. While nothing new comes, a partly filled batch does not wait for
+more: the last attribute may take minutes, and what was found before it can build meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+import attrs
+import trio
+
+from gradient.model import EntryPoint, MessageLevel
+from gradient.nix.attr_path import render_attr_path
+from gradient.nix.derivation import EXTENSION
+from gradient.nix.evaluator.findings import AttributeFailed, Evaluated, Finding, TargetUnmatched
+from gradient.nix.store_path import StorePath
+from gradient.wire.messages import EvalMessage
+from gradient.worker.drv_files import read_derivations
+from gradient.worker.errors import MAX_TEXT
+from gradient.worker.job import Job
+from gradient.worker.publish import Publisher
+from gradient.worker.walk import Batcher, Read, Walk
+
+# How long a partly filled batch waits for the next finding: as long as publishing it takes.
+FLUSH_AFTER: Final = 0.05  # seconds
+# Warnings and traces of one evaluation that are kept, and characters of each.
+MAX_WARNINGS: Final = 100
+MAX_WARNING: Final = 2000
+
+
+@attrs.define(eq=False)
+class ImportWanted:
+    """Evaluation waits for these derivations: publish them first, with all they need.
+
+    `published` is set when the server has been sent everything they need."""
+
+    drv_paths: tuple[str, ...]
+    published: trio.Event = attrs.field(factory=trio.Event)
+
+
+Found: TypeAlias = Finding | ImportWanted
+
+
+class ClosureWalk:
+    """One evaluation's walk. `full`: walk also what the graph knows completely."""
+
+    def __init__(
+        self, job: Job, publisher: Publisher, found: trio.MemoryReceiveChannel[Found], *, full: bool
+    ) -> None:
+        self._job = job
+        self._publisher = publisher
+        self._found = found
+        self._full = full
+        self._walk = Walk()
+        self._batcher = Batcher()
+        self._imports: set[str] = set()
+        self._seen_warnings: dict[str, None] = {}
+        # Derivations read so far; attributes that led to one.
+        self.derivations = 0
+        self.attributes = 0
+        # Targets that matched nothing.
+        self.unmatched: list[TargetUnmatched] = []
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What Nix said beside the values, each once."""
+        return tuple(self._seen_warnings)
+
+    async def run(self) -> None:
+        """Walk until the findings end and everything below them is published."""
+        with self._publisher:
+            coming = True
+            while coming or not self._walk.idle:
+                if self._walk.idle:
+                    coming = await self._take_next()
+                coming = coming and await self._take_waiting()
+                await self._wave()
+            await self._flush()
+
+    # --- what comes in ------------------------------------------------------------------------------
+
+    async def _take_next(self) -> bool:
+        """Wait for the next finding; False at their end. Publishes what is there when that takes long."""
+        if not self._batcher.is_empty:
+            with trio.move_on_after(FLUSH_AFTER):
+                return await self._take_one()
+            await self._flush()
+        return await self._take_one()
+
+    async def _take_one(self) -> bool:
+        try:
+            found = await self._found.receive()
+        except trio.EndOfChannel:
+            return False
+        await self._take(found)
+        return True
+
+    async def _take_waiting(self) -> bool:
+        """Take every finding that is there already; False at their end."""
+        while True:
+            try:
+                found = self._found.receive_nowait()
+            except trio.WouldBlock:
+                return True
+            except trio.EndOfChannel:
+                return False
+            await self._take(found)
+
+    async def _take(self, found: Found) -> None:
+        match found:
+            case Evaluated(attr, drv_path, remarks):
+                self.attributes += 1
+                self._batcher.enter(EntryPoint(attr, drv_path))
+                self._walk.found([drv_path])
+                self._warn(remarks)
+            case AttributeFailed(attr, message):
+                report = EvalMessage(
+                    *self._job.key, MessageLevel.ERROR, f"nix-eval:{attr}", message[:MAX_TEXT]
+                )
+                await self._job.send(report)
+            case TargetUnmatched():
+                self.unmatched.append(found)
+            case ImportWanted():
+                await self._publish_import(found)
+
+    def _warn(self, remarks: str) -> None:
+        text = remarks.strip()[:MAX_WARNING]
+        if text and len(self._seen_warnings) < MAX_WARNINGS:
+            self._seen_warnings[text] = None
+
+    # --- what goes out ------------------------------------------------------------------------------
+
+    async def _wave(self) -> None:
+        """Read the newest derivations, and find what they need."""
+        wave = self._walk.next_wave()
+        if not wave:
+            return
+        known = await self._known(wave)
+        for path in known:
+            self._batcher.known(path)
+        reads = await trio.to_thread.run_sync(read_derivations, [p for p in wave if p not in known])
+        self.derivations += len(reads)
+        for read in reads:
+            self._walk.found(read.record.dependencies)
+            batch = self._batcher.read(self._marked(read))
+            if batch is not None:
+                await self._publisher.publish(batch)
+
+    async def _known(self, wave: Iterable[str]) -> frozenset[str]:
+        """Those whose closure the graph has. What an import waits for is told in any case."""
+        asked = [path for path in wave if path not in self._imports]
+        if self._full or not asked:
+            return frozenset()
+        return await self._job.queries.known(self._job.job_id, asked) & frozenset(asked)
+
+    async def _flush(self) -> None:
+        if batch := self._batcher.flush():
+            await self._publisher.publish(batch)
+
+    # --- import from derivation ---------------------------------------------------------------------
+
+    async def _publish_import(self, wanted: ImportWanted) -> None:
+        """Walk everything found so far, these last found and so first read, and have all of it sent."""
+        for path in wanted.drv_paths:
+            self._imports.add(path)
+            self._walk.again(path)
+        while not self._walk.idle:
+            await self._wave()
+        await self._flush()
+        await self._publisher.settled()
+        wanted.published.set()
+
+    def _marked(self, read: Read) -> Read:
+        record = read.record
+        if record.drv_path not in self._imports:
+            return read
+        name = StorePath.parse(record.drv_path).name.removesuffix(EXTENSION)
+        attr = render_attr_path(("other", record.architecture, name))
+        self._batcher.enter(EntryPoint(attr, record.drv_path))
+        return attrs.evolve(read, record=attrs.evolve(record, ifd=True))
