@@ -84,12 +84,17 @@ class ReportApplier:
                 return None
             case wire.JobCompleted() | wire.JobFailed():
                 await self.logs.finish(job.assignment)
-                # Off the session from here on: a report that follows is stale.
-                self.worker.jobs.pop(job.job_id, None)
+                self._end(job)
             case wire.AssignJobResponse():
-                self.worker.jobs.pop(job.job_id, None)
+                self._end(job)
         reply = self.writer.post(writer_message(report, job, self.limits))
         return partial(self._settle, received, reply, abort)
+
+    def _end(self, job: ActiveJob) -> None:
+        """The job is off the session: a report that follows is stale, and its slot is free. The worker's
+        request for the next one may have come before its report was applied."""
+        self.worker.jobs.pop(job.job_id, None)
+        self.worker.wake.set()
 
     async def _settle(self, received: Received, reply: Reply[Any], abort: Abort) -> None:
         """What follows from the writer's answer."""
