@@ -1,0 +1,63 @@
+"""One evaluation for one user: create it, show it until it ends, say what became of it."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import attrs
+import trio
+
+from gradient.cli.api import Api
+from gradient.cli.display import display_of
+from gradient.cli.flake_arg import FlakeArg, Remote
+from gradient.cli.follow import Follower
+from gradient.cli.outcome import Outcome
+from gradient.cli.output import Output
+from gradient.cli.packing import PackedSource, hash_source, upload_source
+from gradient.cli.progress import Progress
+from gradient.cli.started import seconds_since_start
+from gradient.model import CachedSource
+
+
+@attrs.frozen
+class Order:
+    """What is to be evaluated; a local source hashed, but not yet with the server."""
+
+    what: PackedSource | str
+    wildcards: tuple[str, ...]
+
+    @property
+    def flake(self) -> CachedSource | str:
+        """What the server is to evaluate."""
+        return self.what.source if isinstance(self.what, PackedSource) else self.what
+
+
+async def prepare(flake: FlakeArg) -> Order:
+    """What can be done without a server. Raises BadFlake, BadEnvironment."""
+    if isinstance(flake.where, Remote):
+        await trio.lowlevel.checkpoint()
+        return Order(flake.where.url, flake.wildcards)
+    return Order(await hash_source(flake.where), flake.wildcards)
+
+
+async def evaluate(api: Api, order: Order, out: Output, give_up_after: float = math.inf) -> Outcome:
+    """Have it evaluated and built, and follow that to its end; the progress goes to stderr.
+
+    Raises what Api, upload_source and Follower raise. Cancelled, the evaluation goes on without us."""
+    if isinstance(order.what, PackedSource):
+        await upload_source(api, order.what)
+    created = await api.create_evaluation(order.flake, order.wildcards)
+    out.evaluation = created.evaluation
+    out.note(f"evaluation {created.evaluation}: {created.page}")
+    progress = Progress(started=time.time() - seconds_since_start(), page=created.page)
+    follower = Follower(api, created.evaluation, progress, display_of(progress), give_up_after)
+    await follower.run()
+    return Outcome(await api.evaluation(created.evaluation), follower.gave_up)
+
+
+def report(outcome: Outcome, out: Output) -> None:
+    """Say what became of it: lines for people, the object of --json as the last one."""
+    for line in outcome.lines():
+        out.result(line)
+    out.evaluated(outcome.status, outcome.entry_points, outcome.errors)

@@ -1,0 +1,109 @@
+"""Progress as lines, one for each thing that happens. Pure; for logs and pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import attrs
+
+from gradient.cli.progress import FAILED, Build, Happening, Moved, Progress, Said, Turned, Waits
+from gradient.cli.text import count, seconds
+from gradient.model import BuildStatus
+
+# How often a long evaluation says how far it is.
+SAY_EVERY: Final = 10.0  # seconds
+
+_PHASES: Final = {
+    "Queued": "queued",
+    "Fetching": "fetching the flake",
+    "EvaluatingFlake": "evaluating",
+    "EvaluatingDerivation": "reading derivations",
+}
+
+
+@attrs.define(eq=False)
+class PlainLines:
+    """Turns what happens into lines; remembers only when it last said how far the evaluation is."""
+
+    _progress: Progress
+    _said_at: float = attrs.field(default=float("-inf"), init=False)
+    _said: str = attrs.field(default="", init=False)
+
+    def of(self, happenings: Iterable[Happening], now: float) -> Iterator[str]:
+        """The lines for `happenings`; without any, now and then how far it is."""
+        for happening in happenings:
+            yield from self._of(happening)
+        yield from self._how_far(now)
+
+    def _of(self, happening: Happening) -> Iterator[str]:
+        match happening:
+            case Turned(status):
+                yield from self._turned(status)
+            case Waits(words):
+                yield words
+            case Said():
+                yield from said(happening)
+            case Moved(build, before):
+                yield from _moved(build, before)
+
+    def _turned(self, status: str) -> Iterator[str]:
+        if status in _PHASES:
+            yield _PHASES[status]
+        elif status == "Building":
+            yield f"building {count(self._progress.counters.named, 'derivation')}"
+
+    def _how_far(self, now: float) -> Iterator[str]:
+        words = how_far(self._progress)
+        if words and words != self._said and now - self._said_at >= SAY_EVERY:
+            self._said_at, self._said = now, words
+            yield words
+
+
+def how_far(progress: Progress) -> str:
+    """How far the evaluation of attributes is, "" before its first one and afterwards."""
+    if progress.status not in _PHASES or not progress.attributes_done:
+        return ""
+    total = "" if progress.attributes_total is None else f" of {progress.attributes_total}"
+    attributes = f"{progress.attributes_done}{total} attributes"
+    return f"evaluating: {attributes}, {count(progress.derivations, 'derivation')}"
+
+
+def said(message: Said) -> Iterator[str]:
+    """A message, its further lines indented."""
+    source = message.source.removeprefix("nix-eval:")
+    first, *rest = message.message.strip().splitlines() or [""]
+    yield f"{message.level.lower()}: {source + ': ' if source else ''}{first}"
+    yield from (f"    {line}" for line in rest)
+
+
+def failure(build: Build) -> str:
+    """What a failed build is called: its name, how long it took, and why it failed."""
+    took = build.took(0)
+    time = "" if took is None else f" ({seconds(took)})"
+    why = "timed out" if build.status is BuildStatus.FAILED_TIMEOUT else "failed"
+    error = " ".join((build.error or "").split())
+    return f"{why} {build.name}{time}{': ' + error if error else ''}"
+
+
+def _moved(build: Build, before: BuildStatus) -> Iterator[str]:
+    took = build.took(0)
+    time = "" if took is None else f" ({seconds(took)})"
+    match build.status:
+        case BuildStatus.BUILDING:
+            yield f"building {build.name}{' on ' + build.worker if build.worker else ''}"
+        case BuildStatus.COMPLETED:
+            yield f"built {build.name}{time}"
+        case BuildStatus.SUBSTITUTED:
+            yield f"fetched {build.name}{time}"
+        case status if status in FAILED:
+            yield failure(build)
+            yield from (f"    > {line}" for line in build.tail.lines)
+        case BuildStatus.DEPENDENCY_FAILED:
+            yield f"not built {build.name}: {build.reason or 'a dependency failed'}"
+        case BuildStatus.ABORTED:
+            yield f"aborted {build.name}"
+        case BuildStatus.FAILED_TRANSIENT:
+            yield f"will retry {build.name}: {build.reason or build.error or 'it was interrupted'}"
+        case BuildStatus.QUEUED if before is BuildStatus.BUILDING:
+            yield f"queued again {build.name}"

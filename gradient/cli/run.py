@@ -1,0 +1,106 @@
+"""Running a command: signals come in as a wish to stop, an exit code and at most one line go out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from signal import Signals
+from typing import NoReturn
+
+import structlog
+import trio
+
+from gradient.cli.faults import Exit, Interrupted, as_fault
+from gradient.cli.output import Output
+from gradient.nursery.signals import Stop, listen
+
+# A command: told of a wish to stop, it drains and returns its exit code.
+Command = Callable[[Stop], Awaitable[int]]
+
+
+def run(out: Output, command: Command) -> NoReturn:
+    """Run `command` and exit with its code, or with that of the fault which ended it."""
+    try:
+        code = trio.run(_with_signals, command)
+    except BrokenPipeError:
+        # Whoever read our output has had enough: so have we, and Python's own last flush must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = Exit.FAILED
+    except BaseException as error:
+        fault = as_fault(error)
+        if fault is None:
+            traceback.print_exc()
+            fault = _Bug(f"{type(error).__name__}: {error} (this is a bug in Gradient)")
+        out.fail(fault)
+        code = fault.exit
+    sys.exit(int(code))
+
+
+class _Bug(Interrupted):
+    """A programming error; its traceback was printed."""
+
+    exit = Exit.BUG
+
+
+def interruptible(command: Callable[[], Awaitable[int]]) -> Command:
+    """A command with nothing to drain: the first signal cancels it."""
+
+    async def until_stopped(stop: Stop) -> int:
+        code: int | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_when, stop.gently, nursery.cancel_scope)
+            code = await command()
+            nursery.cancel_scope.cancel()
+        if code is None:
+            raise Interrupted("interrupted")
+        return code
+
+    return until_stopped
+
+
+async def cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    """Cancel `scope` once `event` is set."""
+    await event.wait()
+    scope.cancel()
+
+
+def signal_exit(stop: Stop) -> Exit:
+    """The code of a service that stopped as it was told: Ctrl-C is an interruption, SIGTERM is not."""
+    return Exit.INTERRUPTED if stop.signal is Signals.SIGINT else Exit.BUILT
+
+
+def log_to_stderr(level: str) -> None:
+    """Structured log lines from `level` on to stderr, wherever that points when they are written."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: _Stderr(),
+        cache_logger_on_first_use=False,
+    )
+
+
+class _Stderr:
+    """A logger that looks for stderr each time: a live display stands in for it while it runs."""
+
+    def msg(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+    debug = info = warning = warn = error = critical = exception = fatal = log = msg
+
+
+async def _with_signals(command: Command) -> int:
+    stop = Stop()
+    code: int = Exit.BUG
+    async with trio.open_nursery() as nursery:
+        await nursery.start(listen, stop)
+        code = await command(stop)
+        nursery.cancel_scope.cancel()
+    return code

@@ -1,0 +1,71 @@
+"""`gradient work`: a worker alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import click
+import trio
+
+from gradient.cli import options
+from gradient.cli.output import Output
+from gradient.cli.run import log_to_stderr, run, signal_exit
+from gradient.cli.worker_child import LEASH, Leash
+from gradient.nursery.signals import Stop
+from gradient.settings import Settings
+
+
+@click.command()
+@click.option("--server", metavar="URL", help="The server's HTTP address. Default: the one on this host.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Holds the worker token. Default: the server's own, on its host.",
+)
+@click.option(LEASH, "leashed", is_flag=True, hidden=True)
+@options.with_json
+@options.with_data_dir
+@options.with_nix
+@options.with_config
+def work(
+    server: str | None,
+    token_file: Path | None,
+    leashed: bool,
+    json: bool,
+    data_dir: Path | None,
+    nix: str | None,
+    config: Path | None,
+) -> NoReturn:
+    """Run a worker: it fetches, evaluates and builds for a server. SIGTERM and Ctrl-C stop it in 5 s."""
+    out = Output("work", json)
+    log_to_stderr("warning" if leashed else "info")
+
+    async def command(stop: Stop) -> int:
+        binary = options.nix_binary(nix)
+        await options.check_nix(binary)
+        from gradient.work import work as run_worker
+
+        def settings(server_url: str | None) -> Settings:
+            return options.make_settings(
+                config,
+                server__data_dir=data_dir,
+                worker__server_url=server_url,
+                worker__token_file=token_file,
+                worker__nix=binary,
+            )
+
+        if not leashed:
+            await run_worker(settings(server), stop)
+            return signal_exit(stop)
+        leash = Leash()
+        server_url = await leash.server_url()
+        if server_url is not None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(leash.hold, stop)
+                await run_worker(settings(server_url), stop)
+                nursery.cancel_scope.cancel()
+        return signal_exit(stop)
+
+    run(out, command)

@@ -1,0 +1,222 @@
+"""Progress folded from events, as lines and as a tree."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from gradient.cli.plain import PlainLines
+from gradient.cli.progress import Build, Moved, Progress, Said, Turned, Waits
+from gradient.cli.tree import draw
+from gradient.model import BuildStatus
+from tests.unit.cli_support import build, snapshot
+
+T0 = 1767225600.0  # 2026-01-01T00:00:00Z, when the snapshots' evaluation was created
+NEEDS = {
+    "reason": {"kind": "workers"},
+    "words": "waits for a worker for riscv64-linux (1 build, such as native)",
+    "since": "2026-01-01T00:00:00+00:00",
+}
+
+
+def at(second: int) -> str:
+    return f"2026-01-01T00:00:{second:02}+00:00"
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, **fields}
+
+
+def started(*events: dict[str, Any]) -> Progress:
+    progress = Progress(started=T0, page="http://server/evaluations/7")
+    for number, value in enumerate(events):
+        progress.fold(value, float(number))
+    return progress
+
+
+def first(status: str = "Building", **more: Any) -> dict[str, Any]:
+    return event("snapshot", **snapshot(status, **more))
+
+
+def told(progress: Progress, *events: dict[str, Any]) -> list[str]:
+    lines = PlainLines(progress)
+    return [line for number, value in enumerate(events) for line in lines.of(progress.fold(value, 0), number)]
+
+
+def test_a_build_from_its_start_to_its_end() -> None:
+    progress = started(first())
+    assert told(
+        progress,
+        event("build", build=1, name="hello", status="Queued", at=at(1)),
+        event("build", build=1, name="hello", status="Building", worker="w", at=at(2)),
+        event("build", build=1, name="hello", status="Completed", worker="w", at=at(5)),
+    ) == ["building hello on w", "built hello (3.0s)"]
+    assert progress.having(BuildStatus.COMPLETED)[0].took(0) == 3.0
+
+
+def test_a_failure_tells_the_end_of_its_log_and_its_dependents() -> None:
+    progress = started(first())
+    assert told(
+        progress,
+        event("build", build=1, name="broken", status="Building", worker="w", at=at(1)),
+        event("log", build=1, text="compiling\nerror: \x1b[31mno"),
+        event("log", build=1, text="pe\x1b[0m\n"),
+        event("build", build=1, name="broken", status="FailedPermanent", at=at(2), error="exit code 1"),
+        event(
+            "build", build=2, name="dependent", status="DependencyFailed", at=at(2), reason="broken failed"
+        ),
+    ) == [
+        "building broken on w",
+        "failed broken (1.0s): exit code 1",
+        "    > compiling",
+        "    > error: nope",
+        "not built dependent: broken failed",
+    ]
+
+
+def test_what_was_built_before_is_not_news() -> None:
+    progress = started(first())
+    happened = progress.fold(
+        event("build", build=1, name="old", status="Completed", at="2025-12-31T00:00:00+00:00"), 0
+    )
+    assert happened == []
+    assert progress.builds[1].earlier
+
+
+def test_a_snapshot_after_a_lost_connection_tells_what_was_missed() -> None:
+    progress = started(first(builds=[build(1, "hello", "Queued")]))
+    missed = build(1, "hello", "Completed", started_at=at(1), finished_at=at(2))
+    assert told(progress, first("Completed", builds=[missed])) == ["built hello (1.0s)"]
+    assert progress.ended
+    assert told(progress, first("Completed", builds=[missed])) == []
+
+
+def test_messages_are_told_once() -> None:
+    error = {"level": "Error", "source": "nix-eval:packages.x.y", "message": "error: no\nat flake.nix:3"}
+    progress = started(first("EvaluatingFlake"))
+    lines = told(progress, event("message", **error), first("EvaluatingFlake", messages=[error]))
+    assert lines == ["error: packages.x.y: error: no", "    at flake.nix:3"]
+
+
+def test_a_long_evaluation_says_now_and_then_how_far_it_is() -> None:
+    progress = started(first("EvaluatingFlake"))
+    lines = PlainLines(progress)
+    said = []
+    for second in range(25):
+        counts = {"attributes_done": second, "attributes_total": 40, "derivations": second * 10}
+        said += lines.of(progress.fold(event("progress", **counts), second), second)
+    assert said == [
+        "evaluating: 1 of 40 attributes, 10 derivations",
+        "evaluating: 11 of 40 attributes, 110 derivations",
+        "evaluating: 21 of 40 attributes, 210 derivations",
+    ]
+
+
+def test_waiting_for_a_worker_is_counted_from_its_beginning() -> None:
+    progress = started(first())
+    assert progress.fold(event("evaluation", status="Waiting", waiting=NEEDS), 10) == [
+        Turned("Waiting"),
+        Waits(NEEDS["words"]),
+    ]
+    progress.fold(event("evaluation", status="Waiting", waiting=NEEDS), 20)
+    assert progress.needs_worker_since == 10
+    progress.fold(event("evaluation", status="Building", waiting=None), 30)
+    assert progress.needs_worker_since is None
+    progress.fold(event("evaluation", status="Waiting", waiting=NEEDS), 40)
+    assert progress.needs_worker_since == 40
+
+
+def test_waiting_for_something_else_is_not_waiting_for_a_worker() -> None:
+    stuck = {"reason": {"kind": "graph_stuck"}, "words": "is repaired", "since": at(0)}
+    progress = started(first(), event("evaluation", status="Waiting", waiting=stuck))
+    assert progress.waiting == "is repaired"
+    assert progress.needs_worker_since is None
+
+
+def test_unknown_events_and_statuses_are_passed_over() -> None:
+    progress = started(first(), event("build", build=1, name="x", status="Building", at=at(1)))
+    assert progress.fold(event("news", of="tomorrow"), 0) == []
+    assert progress.fold({}, 0) == []
+    assert progress.fold(event("build", build=1, name="x", status="Sideways", at=at(2)), 0) == []
+    assert progress.builds[1].status is BuildStatus.BUILDING
+
+
+def test_happenings_are_values() -> None:
+    progress = started(first())
+    (moved,) = progress.fold(event("build", build=1, name="x", status="Building", at=at(1)), 0)
+    assert isinstance(moved, Moved)
+    assert isinstance(moved.build, Build)
+    assert moved.before is BuildStatus.QUEUED
+    assert Said("Error", "a", "b") == Said("Error", "a", "b")
+
+
+# --- the tree -------------------------------------------------------------------------------------
+
+
+def drawn(progress: Progress, second: int, height: int = 0, width: int = 70) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(draw(progress, T0 + second, height))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def busy() -> Progress:
+    return started(
+        first("Building"),
+        event("build", build=1, name="broken", status="Building", worker="w", at=at(1)),
+        event("log", build=1, text="compiling\nerror: part 2 does not compile\n"),
+        event("build", build=1, name="broken", status="FailedPermanent", at=at(2), error="exit code 1"),
+        event(
+            "build", build=2, name="dependent", status="DependencyFailed", at=at(2), reason="broken failed"
+        ),
+        event("build", build=3, name="slow", status="Building", worker="w", at=at(3)),
+        event("build", build=4, name="quick", status="Building", worker="w", at=at(3)),
+        event("build", build=4, name="quick", status="Completed", worker="w", at=at(4)),
+        event(
+            "evaluation",
+            status="Waiting",
+            waiting=NEEDS,
+            counters={"named": 9, "active": 5, "failed": 1, "queued": 4, "building": 1},
+        ),
+    )
+
+
+def test_the_tree_shows_what_failed_runs_waits_and_was_built() -> None:
+    assert drawn(busy(), 68) == [
+        "http://server/evaluations/7",
+        "├── ⚠ broken 1.0s exit code 1",
+        "│   ├── compiling",
+        "│   └── error: part 2 does not compile",
+        "├── ⏵ slow 1m05s on w",
+        "├── ⊘ dependent broken failed",
+        "├── ✔ quick 1.0s",
+        "└── ⏸ waits for a worker for riscv64-linux (1 build, such as native)",
+        "∑ ⏵ 1 │ ✔ 1 │ ⏸ 4 │ ⚠ 2 │ 1m08s",
+    ]
+
+
+def test_the_tree_shows_how_far_the_evaluation_is() -> None:
+    progress = started(first("EvaluatingFlake"))
+    assert drawn(progress, 1)[:2] == ["http://server/evaluations/7", "└── evaluating"]
+    progress.fold(event("progress", attributes_done=3, attributes_total=None, derivations=1), 0)
+    assert drawn(progress, 1)[1] == "└── evaluating: 3 attributes, 1 derivation"
+
+
+def test_the_tree_fits_on_the_terminal() -> None:
+    events = [event("build", build=n, name=f"b{n}", status="Building", at=at(1)) for n in range(500)]
+    picture = drawn(started(first(), *events), 2, height=20)
+    assert len(picture) < 20
+    assert picture[-2] == "└── … and 486 more"
+
+
+def test_long_names_are_cut_not_wrapped() -> None:
+    progress = started(first(), event("build", build=1, name="n" * 200, status="Building", at=at(1)))
+    assert len(drawn(progress, 2)) == 3
+    assert all(len(line) <= 70 for line in drawn(progress, 2))
+
+
+def test_markup_in_names_is_text() -> None:
+    progress = started(first(), event("build", build=1, name="[red]x[/red]", status="Building", at=at(1)))
+    assert "[red]x[/red]" in drawn(progress, 2)[1]
