@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import attrs
 import trio
@@ -78,23 +78,37 @@ async def _send(api: Api, packed: PackedSource) -> None:
     )
     tree = (await _read(packed.local)).tree
     async with bundled([BundleItem(header, tree)]) as stream:
-        await api.upload(_checked(stream, packed))
+        await api.upload(_Checked(stream, packed))
 
 
-async def _checked(
-    stream: ThreadStream[tuple[PackResult, ...]], packed: PackedSource
-) -> AsyncIterator[bytes]:
-    """The bundle; its last piece, without which the server keeps nothing, only when the hash agrees."""
-    last: bytes | None = None
-    async for piece in stream:
-        if last is not None:
-            yield last
-        last = piece
-    (result,) = stream.result
-    if result.nar_hash != packed.nar.hash.nix32():
-        raise TreeChanged(f"{packed.local.path} changed while it was uploaded: try again")
-    assert last is not None, "a bundle has a beginning and an end"
-    yield last
+class _Checked:
+    """A bundle whose last piece, without which the server keeps nothing, comes only when the hash agrees."""
+
+    def __init__(self, stream: ThreadStream[tuple[PackResult, ...]], packed: PackedSource) -> None:
+        self._stream = stream
+        self._packed = packed
+        # The piece to give next; the one behind it is read first.
+        self._held: bytes | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._held is None:
+            self._held = await anext(self._stream)
+        piece, self._held = self._held, await self._read_ahead()
+        return piece
+
+    async def _read_ahead(self) -> bytes | None:
+        """The next piece; None at the end. Raises TreeChanged."""
+        try:
+            return await anext(self._stream)
+        except StopAsyncIteration:
+            pass
+        (result,) = self._stream.result
+        if result.nar_hash != self._packed.nar.hash.nix32():
+            raise TreeChanged(f"{self._packed.local.path} changed while it was uploaded: try again")
+        return None
 
 
 async def _read(local: Local) -> Source:

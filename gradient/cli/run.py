@@ -28,7 +28,7 @@ def run(out: Output, command: Command) -> NoReturn:
         # Whoever read our output has had enough: so have we, and Python's own last flush must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = Exit.FAILED
-    except BaseException as error:
+    except BaseException as error:  # trio has ended: nothing is swallowed  # noqa: ASYNC103
         fault = as_fault(error)
         if fault is None:
             traceback.print_exc()

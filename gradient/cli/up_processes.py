@@ -27,7 +27,9 @@ class Serve(Protocol):
         """Serve until `stop`, started once it listens."""
 
 
-async def real_server(settings: Settings, stop: Stop, *, task_status: trio.TaskStatus[Serving]) -> None:
+async def real_server(  # noqa: ASYNC128  # hands its task_status on
+    settings: Settings, stop: Stop, *, task_status: trio.TaskStatus[Serving]
+) -> None:
     """The real one. Its modules take longest to load: the worker's process is running by now."""
     from gradient.serve import serve
 

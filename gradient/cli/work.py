@@ -57,14 +57,14 @@ def work(
             )
 
         if not leashed:
-            await run_worker(settings(server), stop)
+            await run_worker(settings(server), stop, signals=False)
             return signal_exit(stop)
         leash = Leash()
         server_url = await leash.server_url()
         if server_url is not None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(leash.hold, stop)
-                await run_worker(settings(server_url), stop)
+                await run_worker(settings(server_url), stop, signals=False)
                 nursery.cancel_scope.cancel()
         return signal_exit(stop)
 
