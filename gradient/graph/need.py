@@ -50,7 +50,8 @@ _WANTED_FROM_ABOVE = f"""
               AND {steps_over("e", "x", "xd")} {{outside}})
 """
 # The region that may change below the roots, then what is wanted inside it: from entry points in it
-# and from wanted rows above it. Only rows whose mark differs come back.
+# and from wanted rows above it. Only open rows whose mark differs come back: on a row that is done the
+# mark means nothing, and whatever opens it again makes it a root.
 READ_NEED: Final = Statement(
     "read_need",
     f"""
@@ -81,7 +82,7 @@ READ_NEED: Final = Statement(
     )
     SELECT b.derivation, w.derivation IS NOT NULL
     FROM region JOIN derivation_build b USING (derivation) LEFT JOIN reached w USING (derivation)
-    WHERE b.wanted <> (w.derivation IS NOT NULL)
+    WHERE b.wanted <> (w.derivation IS NOT NULL) AND {open_predicate("b")}
     """,
 )
 # An event that can only add need (new builders, edges or entry points) walks down through rows that
@@ -103,6 +104,11 @@ READ_GAINED_NEED: Final = Statement(
     )
     SELECT b.derivation, true FROM reached JOIN derivation_build b USING (derivation) WHERE NOT b.wanted
     """,
+)
+# Of rows that are builders no more: the ones with something below them left to lose need.
+WITH_OPEN_DEPENDENCIES: Final = Statement(
+    "with_open_dependencies",
+    "SELECT derivation FROM derivation_build WHERE derivation = ANY(%(ids)s) AND blocking_deps > 0",
 )
 WRITE_NEED: Final = Statement(
     "write_need",
@@ -210,4 +216,5 @@ async def need_after(tx: Transaction, changes: Collection[BuildChange]) -> None:
     left = [c.derivation for c in changes if c.old in BUILDER_STATUSES and c.new not in BUILDER_STATUSES]
     joined = [c.derivation for c in changes if c.old not in BUILDER_STATUSES and c.new in BUILDER_STATUSES]
     await update_and_settle_need(tx, joined, only_gains=True)
-    await update_and_settle_need(tx, left)
+    if left:
+        await update_and_settle_need(tx, await tx.ids(WITH_OPEN_DEPENDENCIES, ids=ordered(left)))

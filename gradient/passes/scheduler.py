@@ -103,7 +103,7 @@ class Scheduler:
                 self._drop(f"eval:{evaluation}")
         if moves.evaluations or any(key.startswith("eval:") for key in moves.returned):
             self.evaluations_moved.set()
-        if moves.evaluations or moves.builds:
+        if moves.evaluations:
             self.waiting_moved.set()
 
     def pool_changed(self) -> None:
