@@ -19,21 +19,31 @@ from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 from gradient.model import AttemptOutcome, BuildStatus, DispatchOutcome, EvaluationStatus, JobKind, Span
 
-# Still Queued, with the `cache_available` its spec was made from: a regressed job is dropped.
+# Still Queued, with the `cache_available` its spec was made from: a regressed job is dropped. The open
+# row, the running attempt and the time of dispatch are one statement: it runs for every build.
 CLAIM_BUILD: Final = Statement(
     "claim_build",
     f"""
-    INSERT INTO dispatched_job (kind, job_id, evaluation, derivation, worker_id, worker_name, score,
-                                queued_at, dispatched_at)
-    SELECT {int(JobKind.BUILD)}, 'build:' || b.derivation, (
-               SELECT j.evaluation FROM build_job j JOIN evaluation v ON v.id = j.evaluation
-               WHERE j.derivation = b.derivation AND {live_evaluation("v")} ORDER BY j.evaluation LIMIT 1
-           ), b.derivation, %(worker)s, %(worker_name)s, %(score)s, b.queued_at, %(now)s
-    FROM derivation_build b
-    WHERE b.derivation = %(derivation)s AND b.status = {int(BuildStatus.QUEUED)}
-      AND b.cache_available = %(cache_available)s
-    ON CONFLICT (job_id) WHERE finished_at IS NULL DO NOTHING
-    RETURNING id, evaluation
+    WITH claimed AS (
+        INSERT INTO dispatched_job (kind, job_id, evaluation, derivation, worker_id, worker_name, score,
+                                    queued_at, dispatched_at)
+        SELECT {int(JobKind.BUILD)}, 'build:' || b.derivation, (
+                   SELECT j.evaluation FROM build_job j JOIN evaluation v ON v.id = j.evaluation
+                   WHERE j.derivation = b.derivation AND {live_evaluation("v")} ORDER BY j.evaluation LIMIT 1
+               ), b.derivation, %(worker)s, %(worker_name)s, %(score)s, b.queued_at, %(now)s
+        FROM derivation_build b
+        WHERE b.derivation = %(derivation)s AND b.status = {int(BuildStatus.QUEUED)}
+          AND b.cache_available = %(cache_available)s
+        ON CONFLICT (job_id) WHERE finished_at IS NULL DO NOTHING
+        RETURNING id, evaluation, derivation
+    ), attempt AS (
+        INSERT INTO build_attempt (derivation, evaluation, dispatched_job, substitute, created_at)
+        SELECT derivation, evaluation, id, %(cache_available)s, %(now)s FROM claimed
+    ), dispatched AS (
+        UPDATE derivation_build b SET dispatched_at = %(now)s
+        FROM claimed WHERE b.derivation = claimed.derivation
+    )
+    SELECT id FROM claimed
     """,
 )
 CLAIM_EVALUATION: Final = Statement(
@@ -47,19 +57,6 @@ CLAIM_EVALUATION: Final = Statement(
     WHERE v.id = %(evaluation)s AND v.status = ANY(%(statuses)s)
     ON CONFLICT (job_id) WHERE finished_at IS NULL DO NOTHING
     RETURNING id
-    """,
-)
-OPEN_ATTEMPT: Final = Statement(
-    "open_attempt",
-    """
-    INSERT INTO build_attempt (derivation, evaluation, dispatched_job, substitute, created_at)
-    VALUES (%(derivation)s, %(evaluation)s, %(assignment)s, %(substitute)s, %(now)s)
-    """,
-)
-MARK_DISPATCHED: Final = Statement(
-    "mark_dispatched",
-    """
-    UPDATE derivation_build SET dispatched_at = %(now)s WHERE derivation = %(derivation)s
     """,
 )
 CLOSE_ASSIGNMENT: Final = Statement(
@@ -135,7 +132,7 @@ class ClaimBuild:
 
     async def apply(self, tx: Transaction) -> int | None:
         """Insert the open row and the running attempt."""
-        rows = await tx.rows(
+        assignment: int | None = await tx.value(
             CLAIM_BUILD,
             derivation=self.derivation,
             cache_available=self.cache_available,
@@ -144,18 +141,6 @@ class ClaimBuild:
             score=self.score,
             now=tx.now,
         )
-        if not rows:
-            return None
-        assignment: int = rows[0][0]
-        await tx.run(
-            OPEN_ATTEMPT,
-            derivation=self.derivation,
-            evaluation=rows[0][1],
-            assignment=assignment,
-            substitute=self.cache_available,
-            now=tx.now,
-        )
-        await tx.run(MARK_DISPATCHED, derivation=self.derivation, now=tx.now)
         return assignment
 
 
@@ -201,7 +186,7 @@ async def close_assignment(
         CLOSE_ASSIGNMENT,
         assignment=assignment,
         outcome=outcome,
-        timeline=json.dumps([attrs.asdict(span) for span in timeline]) if timeline else None,
+        timeline=timeline_json(timeline),
         now=tx.now,
     )
     return Assignment.of(rows[0]) if rows else None
@@ -231,3 +216,8 @@ async def abandon_assignments(
 async def mark_abort_sent(tx: Transaction, jobs: Collection[str]) -> list[str]:
     """Note that an abort goes out to these jobs; returns the ones that are on a worker."""
     return [row[0] for row in await tx.rows(OPEN_ASSIGNMENTS_OF_JOBS, jobs=sorted(jobs), now=tx.now)]
+
+
+def timeline_json(timeline: Sequence[Span]) -> str | None:
+    """A job's phase timeline as its row holds it."""
+    return json.dumps([attrs.asdict(span) for span in timeline]) if timeline else None

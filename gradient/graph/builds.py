@@ -19,14 +19,15 @@ from gradient.graph.assignments import (
     close_assignment,
     close_attempt,
     open_assignment,
+    timeline_json,
 )
 from gradient.graph.can_start import became_fetchable, unpromote_ungated
 from gradient.graph.dependency_failure import cascade_dependency_failed
 from gradient.graph.evaluations import lose_evaluations
 from gradient.graph.failure import Decision, FailedAttempt, RetryLimits, backoff_secs, decide
-from gradient.graph.locks import lock_shared_builds
+from gradient.graph.locks import proven
 from gradient.graph.moves import BuildChange
-from gradient.graph.need import need_after, skip_unwanted
+from gradient.graph.need import need_after, skip_unwanted, update_and_settle_need
 from gradient.graph.predicates import any_of, present_predicate
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
@@ -47,17 +48,63 @@ MAX_LOST_WORKERS: Final = 10
 # Bytes of a failure message kept with its attempt.
 MAX_FAILURE_MESSAGE: Final = 8 * 1024
 
+# Through the open assignment: nothing happens when it is closed. Answers the status it found.
 START_BUILD: Final = Statement(
     "start_build",
     f"""
-    UPDATE derivation_build SET status = {int(BuildStatus.BUILDING)}, updated_at = %(now)s
-    WHERE derivation = %(derivation)s AND status = {int(BuildStatus.QUEUED)} RETURNING derivation
+    WITH job AS (
+        SELECT derivation FROM dispatched_job WHERE id = %(assignment)s AND finished_at IS NULL
+    ), attempt AS (
+        UPDATE build_attempt a SET build_started_at = %(now)s FROM job
+        WHERE a.dispatched_job = %(assignment)s AND a.outcome = {int(AttemptOutcome.RUNNING)}
+          AND a.build_started_at IS NULL
+    ), started AS (
+        UPDATE derivation_build b SET status = {int(BuildStatus.BUILDING)}, updated_at = %(now)s FROM job
+        WHERE b.derivation = job.derivation AND b.status = {int(BuildStatus.QUEUED)}
+    )
+    SELECT b.derivation, b.status FROM job JOIN derivation_build b ON b.derivation = job.derivation
     """,
 )
-START_ATTEMPT: Final = Statement(
-    "start_attempt",
-    "UPDATE build_attempt SET build_started_at = %(now)s"
-    " WHERE dispatched_job = %(assignment)s AND outcome = 0 AND build_started_at IS NULL",
+STORE_OUTPUT: Final = Statement(
+    "store_build_output",
+    """
+    WITH job AS (
+        SELECT derivation FROM dispatched_job WHERE id = %(assignment)s AND finished_at IS NULL
+    ), marked AS (
+        UPDATE derivation_build b SET substituted = %(substituted)s FROM job
+        WHERE b.derivation = job.derivation AND b.substituted <> %(substituted)s
+    ), sized AS (
+        UPDATE derivation_output o SET nar_size = r.nar_size
+        FROM job, unnest(%(names)s::text[], %(sizes)s::bigint[]) AS r (name, nar_size)
+        WHERE o.derivation = job.derivation AND o.name = r.name AND o.nar_size IS DISTINCT FROM r.nar_size
+          AND r.nar_size IS NOT NULL
+    )
+    SELECT derivation FROM job
+    """,
+)
+# The state of an open assignment's build, its row locked.
+REPORTED_STATE: Final = Statement(
+    "reported_state",
+    f"""
+    SELECT b.derivation, b.status, b.substituted, b.blocking_deps, {present_predicate("b.derivation")}
+    FROM dispatched_job q JOIN derivation_build b ON b.derivation = q.derivation
+    WHERE q.id = %(assignment)s AND q.finished_at IS NULL FOR NO KEY UPDATE OF b
+    """,
+)
+COMPLETE_BUILD: Final = Statement(
+    "complete_build",
+    f"""
+    WITH closed AS (
+        UPDATE dispatched_job
+        SET finished_at = %(now)s, outcome = {int(DispatchOutcome.COMPLETED)}, timeline = %(timeline)s::jsonb
+        WHERE id = %(assignment)s
+    ), attempt AS (
+        UPDATE build_attempt SET outcome = %(outcome)s, build_finished_at = %(now)s
+        WHERE dispatched_job = %(assignment)s AND outcome = {int(AttemptOutcome.RUNNING)}
+    )
+    UPDATE derivation_build SET status = %(status)s, updated_at = %(now)s
+    WHERE derivation = %(derivation)s AND status IN ({int(BuildStatus.QUEUED)}, {int(BuildStatus.BUILDING)})
+    """,
 )
 BUILD_STATE: Final = Statement(
     "build_state",
@@ -76,18 +123,6 @@ WRITE_BUILD_STATUS: Final = Statement(
 GIVE_UP_SUBSTITUTION: Final = Statement(
     "give_up_substitution",
     "UPDATE derivation_build SET cache_available = false WHERE derivation = %(derivation)s",
-)
-WRITE_OUTPUTS: Final = Statement(
-    "write_built_outputs",
-    """
-    UPDATE derivation_output o SET nar_size = r.nar_size
-    FROM unnest(%(names)s::text[], %(sizes)s::bigint[]) AS r (name, nar_size)
-    WHERE o.derivation = %(derivation)s AND o.name = r.name AND r.nar_size IS NOT NULL
-    """,
-)
-MARK_SUBSTITUTED: Final = Statement(
-    "mark_substituted",
-    "UPDATE derivation_build SET substituted = %(substituted)s WHERE derivation = %(derivation)s",
 )
 DROP_PRODUCTS: Final = Statement(
     "drop_build_products", "DELETE FROM build_product WHERE derivation = %(derivation)s"
@@ -187,15 +222,13 @@ class BuildStarted:
 
     async def apply(self, tx: Transaction) -> bool:
         """Queued becomes Building."""
-        job = await open_assignment(tx, self.assignment)
-        if job is None or job.derivation is None:
+        rows = await tx.rows(START_BUILD, assignment=self.assignment, now=tx.now)
+        if not rows:
             return False
-        await tx.run(START_ATTEMPT, assignment=self.assignment, now=tx.now)
-        if await tx.ids(START_BUILD, derivation=job.derivation, now=tx.now):
-            tx.moves.change([BuildChange(job.derivation, BuildStatus.QUEUED, BuildStatus.BUILDING)])
-            return True
-        status = (await tx.rows(BUILD_STATE, derivation=job.derivation))[0][0]
-        return bool(status == BuildStatus.BUILDING)
+        derivation, status = rows[0]
+        if status == BuildStatus.QUEUED:
+            tx.moves.change([BuildChange(derivation, BuildStatus.QUEUED, BuildStatus.BUILDING)])
+        return status in {BuildStatus.QUEUED, BuildStatus.BUILDING}
 
 
 @attrs.frozen
@@ -209,19 +242,20 @@ class StoreBuildOutput:
 
     async def apply(self, tx: Transaction) -> None:
         """Store it; dropped when the assignment is closed."""
-        job = await open_assignment(tx, self.assignment)
-        if job is None or job.derivation is None:
-            return
-        await tx.run(MARK_SUBSTITUTED, derivation=job.derivation, substituted=self.substituted)
-        await tx.run(
-            WRITE_OUTPUTS,
-            derivation=job.derivation,
+        derivation: int | None = await tx.value(
+            STORE_OUTPUT,
+            assignment=self.assignment,
+            substituted=self.substituted,
             names=[output.name for output in self.outputs],
             sizes=[output.nar_size for output in self.outputs],
         )
-        await _store_products(tx, job.derivation, self.outputs)
+        if derivation is None:
+            return
+        await _store_products(tx, derivation, self.outputs)
         if self.metrics and not self.substituted:
-            await _store_metrics(tx, job, self.metrics)
+            job = await open_assignment(tx, self.assignment)
+            if job is not None:
+                await _store_metrics(tx, job, self.metrics)
 
 
 @attrs.frozen
@@ -237,25 +271,30 @@ class BuildCompleted:
 
     async def apply(self, tx: Transaction) -> bool:
         """Close the assignment, write the success, and let the builds above it go on."""
-        job = await open_assignment(tx, self.assignment)
-        if job is None or job.derivation is None:
+        rows = await tx.rows(REPORTED_STATE, assignment=self.assignment)
+        if not rows:
             return False
-        rows = await tx.rows(BUILD_STATE, derivation=job.derivation)
-        status, attempt, _, substituted, present = rows[0]
+        derivation, found, substituted, blocking_deps, present = rows[0]
         if not present:
             missing = "the worker reported success, but not every output arrived in the cache"
             await BuildFailed(self.assignment, FailureKind.TRANSIENT, missing, self.limits).apply(tx)
             return False
-        await close_assignment(tx, self.assignment, DispatchOutcome.COMPLETED, self.timeline)
-        outcome = AttemptOutcome.SUBSTITUTED if substituted else AttemptOutcome.BUILT
-        await close_attempt(tx, self.assignment, outcome)
-        success = BuildStatus.SUBSTITUTED if substituted else BuildStatus.COMPLETED
+        status = BuildStatus.SUBSTITUTED if substituted else BuildStatus.COMPLETED
+        written = await tx.run(
+            COMPLETE_BUILD,
+            assignment=self.assignment,
+            derivation=derivation,
+            outcome=AttemptOutcome.SUBSTITUTED if substituted else AttemptOutcome.BUILT,
+            status=status,
+            timeline=timeline_json(self.timeline),
+            now=tx.now,
+        )
         # A committed Aborted is never overwritten by a late success.
-        if status in {BuildStatus.QUEUED, BuildStatus.BUILDING}:
-            await _write_status(tx, job.derivation, BuildStatus(status), success, attempt)
-            lock = await lock_shared_builds(tx, [job.derivation])
-            await became_fetchable(tx, lock, [job.derivation])
-            await need_after(tx, [BuildChange(job.derivation, BuildStatus(status), success)])
+        if written:
+            tx.moves.change([BuildChange(derivation, BuildStatus(found), status)])
+            await became_fetchable(tx, proven(tx, [derivation]), [derivation])
+            if blocking_deps:
+                await update_and_settle_need(tx, [derivation])
         return True
 
 

@@ -7,21 +7,23 @@ and the need, in that order.
 from __future__ import annotations
 
 from gradient.graph.can_start import became_fetchable, lost_fetchability
-from gradient.graph.locks import lock_shared_builds
+from gradient.graph.locks import SharedBuildLock, lock_shared_builds
 from gradient.graph.need import update_and_settle_need
 from gradient.graph.runtime_can_start import Completeness
 from gradient.graph.transaction import Transaction
 
 
-async def spread_completeness(tx: Transaction, flips: Completeness) -> None:
+async def spread_completeness(
+    tx: Transaction, flips: Completeness, held: SharedBuildLock | None = None
+) -> None:
     """Mark and clear `fetchable` where a closure flipped. A row that lost and regained its closure in
     one event ends where it was: both marks read the predicate as it is now."""
     if flips.lost:
-        lock = await lock_shared_builds(tx, flips.lost)
+        lock = await lock_shared_builds(tx, flips.lost, held)
         changed = await lost_fetchability(tx, lock, flips.lost)
         await update_and_settle_need(tx, changed)
     if flips.gained:
-        lock = await lock_shared_builds(tx, flips.gained)
+        lock = await lock_shared_builds(tx, flips.gained, held)
         changed = await became_fetchable(tx, lock, flips.gained)
         # A row that became fetchable ends the walk: what only it wanted at run time is settled.
         await update_and_settle_need(tx, changed)

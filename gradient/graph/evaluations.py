@@ -114,13 +114,16 @@ COUNT_DISPATCHES: Final = Statement(
     WHERE evaluation = %(evaluation)s AND kind = 0
     """,
 )
-# Evaluations past their evaluation phase that name one of these.
+# Evaluations past their evaluation phase that name one of these, and whose counters say "done".
 TO_FINISH: Final = Statement(
     "evaluations_to_finish",
     f"""
-    SELECT DISTINCT v.id FROM build_job j JOIN evaluation v ON v.id = j.evaluation
-    WHERE j.derivation = ANY(%(ids)s) AND v.building_started_at IS NOT NULL
+    SELECT v.id FROM evaluation v
+    WHERE v.id IN (SELECT j.evaluation FROM build_job j WHERE j.derivation = ANY(%(ids)s))
+      AND v.building_started_at IS NOT NULL
       AND {any_of("v.status", {EvaluationStatus.BUILDING, EvaluationStatus.WAITING})}
+      AND v.active_shared_builds + coalesce((SELECT sum(x.active) FROM evaluation_shared_build_delta x
+                                             WHERE x.evaluation = v.id), 0) <= 0
     """,
 )
 HAS_FAILED: Final = Statement(

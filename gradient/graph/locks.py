@@ -42,9 +42,22 @@ class SharedBuildLock:
             raise LockNotHeld(f"not locked: {sorted(set(ids) - self.ids)[:5]}")
 
 
-async def lock_shared_builds(tx: Transaction, ids: Iterable[int]) -> SharedBuildLock:
-    """Lock the shared builds in derivation order, FOR NO KEY UPDATE, and return the proof."""
-    wanted = ordered(ids)
-    if wanted:
-        await tx.rows(LOCK_SHARED_BUILDS, ids=wanted)
-    return SharedBuildLock(tx, frozenset(wanted))
+async def lock_shared_builds(
+    tx: Transaction, ids: Iterable[int], held: SharedBuildLock | None = None
+) -> SharedBuildLock:
+    """Lock the shared builds in derivation order, FOR NO KEY UPDATE, and return the proof.
+
+    What `held` covers already is not locked again.
+    """
+    wanted = set(ids)
+    covered = frozenset() if held is None else held.ids
+    if held is not None:
+        held.check(tx, ())
+    if wanted - covered:
+        await tx.rows(LOCK_SHARED_BUILDS, ids=ordered(wanted - covered))
+    return SharedBuildLock(tx, covered | wanted)
+
+
+def proven(tx: Transaction, ids: Iterable[int]) -> SharedBuildLock:
+    """The proof for rows that a statement of this transaction has locked in derivation order itself."""
+    return SharedBuildLock(tx, frozenset(ids))

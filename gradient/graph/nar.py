@@ -14,59 +14,58 @@ import attrs
 
 from gradient.graph.can_start import promote, seed_blocking_deps, unpromote_ungated
 from gradient.graph.completeness import spread_completeness
-from gradient.graph.locks import lock_shared_builds
+from gradient.graph.locks import proven
 from gradient.graph.need import update_and_settle_need
+from gradient.graph.predicates import shared_build_complete_predicate
 from gradient.graph.references import references_of
-from gradient.graph.runtime_can_start import complete_among, seed_missing_runtime_deps
+from gradient.graph.runtime_can_start import seed_missing_runtime_deps
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 from gradient.model import NarRecord
 from gradient.nix.store_path import StorePath
 
-# Locks in hash order. A path that is known but not backed is backed by this; a backed one stays.
-INSERT_CACHED_PATHS: Final = Statement(
-    "insert_cached_paths",
+# Paths in hash order; one that is known but not backed is backed by this, a backed one stays. Its
+# signature and the references that may become runtime edges go in with it. Answers the new ones.
+COMMIT_PATHS: Final = Statement(
+    "commit_cached_paths",
     """
-    INSERT INTO cached_path AS p (hash, package, nar_hash, nar_size, file_hash, file_size,
-                                  "references", deriver, ca, created_at)
-    SELECT r.hash, r.package, r.nar_hash, r.nar_size, r.file_hash, r.file_size, r."references",
-           r.deriver, r.ca, %(now)s
-    FROM jsonb_to_recordset(%(batch)s::jsonb) AS r (
-        hash text, package text, nar_hash text, nar_size bigint, file_hash text, file_size bigint,
-        "references" text[], deriver text, ca text)
-    ORDER BY r.hash
-    ON CONFLICT (hash) DO UPDATE
-        SET nar_hash = excluded.nar_hash, nar_size = excluded.nar_size, file_hash = excluded.file_hash,
-            file_size = excluded.file_size, "references" = excluded."references",
-            deriver = excluded.deriver, ca = excluded.ca
-        WHERE p.file_hash IS NULL
-    RETURNING p.id, p.hash
+    WITH batch AS (
+        SELECT * FROM jsonb_to_recordset(%(batch)s::jsonb) AS r (
+            hash text, package text, nar_hash text, nar_size bigint, file_hash text, file_size bigint,
+            "references" text[], deriver text, ca text, signature text)
+    ), landed AS (
+        INSERT INTO cached_path AS p (hash, package, nar_hash, nar_size, file_hash, file_size,
+                                      "references", deriver, ca, created_at)
+        SELECT hash, package, nar_hash, nar_size, file_hash, file_size, "references", deriver, ca, %(now)s
+        FROM batch ORDER BY hash
+        ON CONFLICT (hash) DO UPDATE
+            SET nar_hash = excluded.nar_hash, nar_size = excluded.nar_size, file_hash = excluded.file_hash,
+                file_size = excluded.file_size, "references" = excluded."references",
+                deriver = excluded.deriver, ca = excluded.ca
+            WHERE p.file_hash IS NULL
+        RETURNING p.id, p.hash, p.package, p."references"
+    ), referred AS (
+        INSERT INTO cached_path_reference (cached_path, hash)
+        SELECT l.id, left(base, 32) FROM landed l, unnest(l."references") AS base
+        WHERE l.package NOT LIKE '%%.drv' AND left(base, 32) <> l.hash
+        ON CONFLICT DO NOTHING
+    ), signed AS (
+        INSERT INTO cached_path_signature (cached_path, cache, signature)
+        SELECT coalesce(l.id, p.id), %(cache)s, b.signature
+        FROM batch b LEFT JOIN landed l ON l.hash = b.hash LEFT JOIN cached_path p ON p.hash = b.hash
+        ON CONFLICT (cached_path, cache) DO NOTHING
+    )
+    SELECT hash FROM landed
     """,
 )
-INSERT_REFERENCES: Final = Statement(
-    "insert_cached_path_references",
-    """
-    INSERT INTO cached_path_reference (cached_path, hash)
-    SELECT p.id, left(base, 32) FROM cached_path p, unnest(p."references") AS base
-    WHERE p.id = ANY(%(ids)s) AND p.package NOT LIKE '%%.drv' AND left(base, 32) <> p.hash
-    ON CONFLICT DO NOTHING
-    """,
-)
-SIGN_PATHS: Final = Statement(
-    "sign_cached_paths",
-    """
-    INSERT INTO cached_path_signature (cached_path, cache, signature)
-    SELECT p.id, %(cache)s, r.signature
-    FROM unnest(%(hashes)s::text[], %(signatures)s::text[]) AS r (hash, signature)
-    JOIN cached_path p ON p.hash = r.hash
-    ON CONFLICT (cached_path, cache) DO NOTHING
-    """,
-)
-OWNERS_OF_OUTPUTS: Final = Statement(
-    "owners_of_outputs",
-    """
-    SELECT DISTINCT o.derivation FROM derivation_output o
-    WHERE o.hash = ANY(%(hashes)s) AND NOT o.is_cached
+# Locked in derivation order, each with whether its closure is complete before anything lands.
+LOCK_OWNERS: Final = Statement(
+    "lock_owners_of_outputs",
+    f"""
+    SELECT b.derivation, {shared_build_complete_predicate("b")} FROM derivation_build b
+    WHERE b.derivation IN (SELECT o.derivation FROM derivation_output o
+                           WHERE o.hash = ANY(%(hashes)s) AND NOT o.is_cached)
+    ORDER BY b.derivation FOR NO KEY UPDATE OF b
     """,
 )
 MARK_OUTPUTS_CACHED: Final = Statement(
@@ -99,20 +98,24 @@ class CommitNars:
     async def apply(self, tx: Transaction) -> None:
         """Write the rows and everything that follows from the new ones."""
         paths = {StorePath.parse(signed.nar.store_path): signed for signed in self.nars}
-        batch = [_row(path, signed.nar) for path, signed in paths.items()]
-        landed = await tx.rows(INSERT_CACHED_PATHS, batch=json.dumps(batch), now=tx.now)
-        await tx.run(
-            SIGN_PATHS,
-            cache=self.cache,
-            hashes=[path.hash_part for path in paths],
-            signatures=[signed.signature for signed in paths.values()],
-        )
-        if landed:
-            await tx.run(INSERT_REFERENCES, ids=[i for i, _ in landed])
-            await _land(tx, {hash_part for _, hash_part in landed}, paths)
+        batch = json.dumps([_row(path, signed) for path, signed in paths.items()])
+        landed = {row[0] for row in await tx.rows(COMMIT_PATHS, batch=batch, cache=self.cache, now=tx.now)}
+        new = {path: signed.nar for path, signed in paths.items() if path.hash_part in landed}
+        drvs = sorted(path.hash_part for path in new if path.name.endswith(".drv"))
+        outputs = sorted(path.hash_part for path in new if not path.name.endswith(".drv"))
+        if outputs:
+            await _outputs_landed(tx, outputs, any(_refers(path, nar) for path, nar in new.items()))
+        if drvs:
+            await promote(tx, await tx.ids(OWNERS_OF_DRVS, hashes=drvs))
 
 
-def _row(path: StorePath, nar: NarRecord) -> dict[str, object]:
+def _refers(path: StorePath, nar: NarRecord) -> bool:
+    """Whether it refers to another path, so that runtime edges may come of it."""
+    return any(base != path.base_name for base in nar.references)
+
+
+def _row(path: StorePath, signed: Signed) -> dict[str, object]:
+    nar = signed.nar
     return {
         "hash": path.hash_part,
         "package": path.name,
@@ -123,30 +126,23 @@ def _row(path: StorePath, nar: NarRecord) -> dict[str, object]:
         "references": nar.references,
         "deriver": nar.deriver,
         "ca": nar.ca,
+        "signature": signed.signature,
     }
 
 
-async def _land(tx: Transaction, hashes: set[str], paths: dict[StorePath, Signed]) -> None:
-    """What newly backed paths move: outputs present, `.drv` files there."""
-    drvs = sorted(p.hash_part for p in paths if p.hash_part in hashes and p.name.endswith(".drv"))
-    others = sorted(hashes.difference(drvs))
-    if others:
-        await _outputs_landed(tx, others)
-    if drvs:
-        await promote(tx, await tx.ids(OWNERS_OF_DRVS, hashes=drvs))
-
-
-async def _outputs_landed(tx: Transaction, hashes: list[str]) -> None:
-    owners = await tx.ids(OWNERS_OF_OUTPUTS, hashes=hashes)
+async def _outputs_landed(tx: Transaction, hashes: list[str], refer: bool) -> None:
+    """The outputs are present now; `refer` says whether any NAR refers to something."""
+    owners = await tx.rows(LOCK_OWNERS, hashes=hashes)
     if not owners:
         return
-    lock = await lock_shared_builds(tx, owners)
-    before = await complete_among(tx, owners)
+    ids = [derivation for derivation, _ in owners]
+    lock = proven(tx, ids)
     await tx.run(MARK_OUTPUTS_CACHED, hashes=hashes)
-    grown = ordered(await references_of(tx, owners))
-    flips = await seed_missing_runtime_deps(tx, lock, owners, before)
+    grown = ordered(await references_of(tx, ids)) if refer else []
+    before = frozenset(derivation for derivation, complete in owners if complete)
+    flips = await seed_missing_runtime_deps(tx, lock, ids, before)
     if grown:
         await seed_blocking_deps(tx, lock, grown)
         await unpromote_ungated(tx, grown)
-    await spread_completeness(tx, flips)
+    await spread_completeness(tx, flips, lock)
     await update_and_settle_need(tx, grown, only_gains=True)

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from gradient.graph.locks import SharedBuildLock
-from gradient.graph.predicates import RUNTIME_EDGE, shared_build_complete_predicate
+from gradient.graph.predicates import RUNTIME_EDGE, present_predicate, shared_build_complete_predicate
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 
@@ -25,10 +25,11 @@ COMPLETE_AMONG: Final = Statement(
     """,
 )
 # Rows of `fresh` count as missing on both sides; a dependency without a shared build is missing.
+# Answers the rows that are complete by the new count.
 SEED_MISSING_RUNTIME_DEPS: Final = Statement(
     "seed_missing_runtime_deps",
     f"""
-    UPDATE derivation_build b SET missing_runtime_deps = counted.missing FROM (
+    WITH counted AS (
         SELECT own.derivation, (
             SELECT count(*) FROM derivation_dependency e
             LEFT JOIN derivation_build x ON x.derivation = e.dependency
@@ -37,8 +38,11 @@ SEED_MISSING_RUNTIME_DEPS: Final = Statement(
                    OR NOT {shared_build_complete_predicate("x")})
         )::integer AS missing
         FROM unnest(%(ids)s::bigint[]) AS own (derivation)
-    ) counted
-    WHERE b.derivation = counted.derivation AND b.missing_runtime_deps <> counted.missing
+    ), written AS (
+        UPDATE derivation_build b SET missing_runtime_deps = c.missing FROM counted c
+        WHERE b.derivation = c.derivation AND b.missing_runtime_deps <> c.missing
+    )
+    SELECT c.derivation FROM counted c WHERE c.missing = 0 AND {present_predicate("c.derivation")}
     """,
 )
 RIPPLE_MISSING_RUNTIME_DEPS: Final = Statement(
@@ -73,14 +77,13 @@ async def seed_missing_runtime_deps(
     lost: set[int] = set()
     if was_complete:
         # Fresh rows count as missing here too; those that turn out complete ripple back down below.
-        await tx.run(SEED_MISSING_RUNTIME_DEPS, ids=was_complete, fresh=fresh)
-        broken = ordered(set(was_complete) - await complete_among(tx, was_complete))
+        still = await tx.ids(SEED_MISSING_RUNTIME_DEPS, ids=was_complete, fresh=fresh)
+        broken = ordered(set(was_complete) - set(still))
         if broken:
             lost = {*broken, *await tx.ids(RIPPLE_MISSING_RUNTIME_DEPS, frontier=broken, direction=1)}
     gained: set[int] = set()
     if fresh:
-        await tx.run(SEED_MISSING_RUNTIME_DEPS, ids=fresh, fresh=fresh)
-        complete = ordered(await complete_among(tx, fresh))
+        complete = ordered(await tx.ids(SEED_MISSING_RUNTIME_DEPS, ids=fresh, fresh=fresh))
         if complete:
             gained = {*complete, *await tx.ids(RIPPLE_MISSING_RUNTIME_DEPS, frontier=complete, direction=-1)}
     return Completeness(frozenset(gained), frozenset(lost))

@@ -1,9 +1,9 @@
 """The graph writer: one task, one channel, first in first out. Layer: graph.
 
 Consecutive messages share one transaction, and no caller is answered before the commit: a commit costs
-half a millisecond here and a build needs at least five messages.
-A content error fails its own message, under a savepoint; a deadlock, a serialisation failure or a transaction that went
-bad unnoticed retries the whole transaction. `Moves` are published after the commit, synchronously.
+half a millisecond here and a build needs at least five messages. A content error fails its own message,
+under a savepoint; a deadlock, a serialisation failure or a transaction that went bad unnoticed retries
+the whole transaction. `Moves` are published after the commit, synchronously.
 """
 
 from __future__ import annotations
