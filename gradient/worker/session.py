@@ -149,6 +149,8 @@ class Session:
     async def _run_job(self, job: Job, assign: AssignJob) -> None:
         await self._slots.run(job, assign, self._work)
         log.debug("job ended", job=job.job_id, elapsed_ms=job.timeline.elapsed_ms)
+        # In any case: when the server handed out the last job it may have counted this one as running.
+        self._hungry.discard(job.kind)
         await self._request_jobs()
 
     async def _work(self, job: Job, assign: AssignJob) -> None:
