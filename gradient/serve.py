@@ -12,7 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -69,6 +70,10 @@ class Serving:
     public_key: str
 
 
+class CannotListen(Exception):
+    """An address cannot be listened on: somebody else does, or it is none of this machine's."""
+
+
 def _now() -> datetime:
     return datetime.now(UTC)
 
@@ -79,8 +84,8 @@ async def serve(
     """Run a server until `stop`, then drain it.
 
     Raises, in a group, what keeps it from starting: DataDirUnusable, SettingsError, PortInUse,
-    DatabaseDown, DatabaseInUse, DatabaseTooNew, EmbeddedFailed. Cancelling it stops at once; the next
-    start recovers.
+    CannotListen, DatabaseDown, DatabaseInUse, DatabaseTooNew, EmbeddedFailed. Cancelling it stops at once;
+    the next start recovers.
     """
     data = DataDir(settings.server.data_dir)
     files = await trio.to_thread.run_sync(prepare_data_dir, data)
@@ -91,7 +96,8 @@ async def serve(
         try:
             await run_root(partial(_start, server, embedded, task_status), stop)
         finally:
-            data.http_url.unlink(missing_ok=True)
+            if server.announced:  # else the file is another server's, which keeps us from starting
+                data.http_url.unlink(missing_ok=True)
 
 
 @attrs.define(eq=False)
@@ -103,6 +109,8 @@ class _Server:
     files: ServerFiles
     url: str
     readers: Pool
+    # Whether `http-url` in the data directory is ours.
+    announced: bool = attrs.field(default=False, init=False)
     health: HealthTable = attrs.field(factory=HealthTable)
     hub: LiveHub = attrs.field(factory=LiveHub)
     writer: GraphWriter = attrs.field(init=False)
@@ -193,25 +201,21 @@ async def _start(
         root.start_soon(partial(a_pass, name, interval, pass_fn=run, wake=wake))
 
     proto = Task("proto listener")
-    bound = await root.start(
-        partial(
-            proto.serve,
-            partial(
-                serve_links,
-                server.sessions.serve,
-                host=settings.server.proto.host,
-                port=settings.server.proto.port,
-                connection_limit=settings.proto.max_connections,
-            ),
-        )
+    address = settings.server.proto
+    links = partial(
+        serve_links,
+        server.sessions.serve,
+        host=address.host,
+        port=address.port,
+        connection_limit=settings.proto.max_connections,
     )
+    with _listening_on(address):
+        bound = await root.start(partial(proto.serve, links))
     http, stop_http = Task("http"), trio.Event()
     address = settings.server.http
-    port = await root.start(
-        partial(
-            http.serve, partial(serve_http, make_app(server.site), address.host, address.port, stop=stop_http)
-        )
-    )
+    pages = partial(serve_http, make_app(server.site), address.host, address.port, stop=stop_http)
+    with _listening_on(address):
+        port = await root.start(partial(http.serve, pages))
     task_status.started(
         await _announce(server, Address(address.host, port), Address(settings.server.proto.host, bound[0][1]))
     )
@@ -236,9 +240,19 @@ async def _start(
     )
 
 
+@contextmanager
+def _listening_on(address: Address) -> Iterator[None]:
+    """Name the address when it cannot be bound."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {address}: {error.strerror}") from error
+
+
 async def _announce(server: _Server, http: Address, proto: Address) -> Serving:
     """Say where the server is: to the handlers, in the data directory, to the caller."""
     urls = Urls(http.url(), proto.url("ws") + "/proto")
     server.site.urls = urls
+    server.announced = True
     await trio.to_thread.run_sync(write_atomically, server.data.http_url, urls.http + "\n")
     return Serving(urls.http, urls.proto, urls.cache(FIRST_CACHE), server.site.cache.public_key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 
 import attrs
 import trio
@@ -56,8 +57,8 @@ async def evaluate(api: Api, order: Order, out: Output, give_up_after: float = m
     return Outcome(await api.evaluation(created.evaluation), follower.gave_up)
 
 
-def report(outcome: Outcome, out: Output) -> None:
-    """Say what became of it: lines for people, the object of --json as the last one."""
-    for line in outcome.lines():
+def report(outcome: Outcome, out: Output, hints: Iterable[str] = ()) -> None:
+    """Say what became of it: lines for people, `hints` behind them, and the object of --json last."""
+    for line in (*outcome.lines(), *hints):
         out.result(line)
     out.evaluated(outcome.status, outcome.entry_points, outcome.errors)

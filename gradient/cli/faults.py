@@ -115,7 +115,8 @@ def _server_errors() -> tuple[type[BaseException], ...]:
     if "gradient.serve" not in sys.modules:
         return ()
     from gradient.graph.pg import PostgresError
+    from gradient.serve import CannotListen
     from gradient.server_files import DataDirUnusable
     from gradient.web.errors import PortInUse
 
-    return (PostgresError, DataDirUnusable, PortInUse)
+    return (PostgresError, DataDirUnusable, PortInUse, CannotListen)

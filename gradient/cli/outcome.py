@@ -8,7 +8,9 @@ from typing import Any, Final
 import attrs
 
 from gradient.cli.faults import Exit
-from gradient.cli.text import clean, count
+from gradient.cli.plain import said as said_lines
+from gradient.cli.progress import Said
+from gradient.cli.text import clean, count, why_failed
 from gradient.model import BuildStatus
 
 # Entry points that were built and are listed with their outputs; scripts use --json.
@@ -78,7 +80,7 @@ class Outcome:
         for build in builds:
             if build["status"] in _FAILED:
                 yield f"failed {build['drv_path']}"
-                yield f"  {clean(' '.join((build['error'] or 'the build failed').split()))}"
+                yield f"  {why_failed(build['error']) or 'the build failed'}"
                 for other in builds:
                     if any(cause["build"] == build["build"] for cause in other.get("causes", ())):
                         yield f"  needed by {other['drv_path']}"
@@ -87,9 +89,8 @@ class Outcome:
     def _other_lines(self) -> Iterator[str]:
         for message in self.snapshot["messages"]:
             if message["level"] == "Error":
-                source = clean(message["source"].removeprefix("nix-eval:"))
-                text = clean(message["message"].strip()).replace("\n", "\n  ")
-                yield f"error {source}\n  {text}"
+                said = Said("error", clean(message["source"]), clean(message["message"]))
+                yield from said_lines(said)
         if self.gave_up:
             yield f"given up: {self.gave_up}"
 

@@ -8,14 +8,15 @@ from typing import Final
 import attrs
 
 from gradient.cli.progress import FAILED, Build, Happening, Moved, Progress, Said, Turned, Waits
-from gradient.cli.text import count, seconds
+from gradient.cli.text import count, seconds, why_failed
 from gradient.model import BuildStatus
 
 # How often a long evaluation says how far it is.
 SAY_EVERY: Final = 10.0  # seconds
+WAIT_BEFORE_SAYING: Final = 2.0  # seconds
 
+EVALUATING: Final = frozenset({"EvaluatingFlake", "EvaluatingDerivation"})
 _PHASES: Final = {
-    "Queued": "queued",
     "Fetching": "fetching the flake",
     "EvaluatingFlake": "evaluating",
     "EvaluatingDerivation": "reading derivations",
@@ -29,19 +30,22 @@ class PlainLines:
     _progress: Progress
     _said_at: float = attrs.field(default=float("-inf"), init=False)
     _said: str = attrs.field(default="", init=False)
+    # A reason to wait that is told when it lasts: a worker that just connects is no news.
+    _waits: tuple[str, float] | None = attrs.field(default=None, init=False)
 
     def of(self, happenings: Iterable[Happening], now: float) -> Iterator[str]:
         """The lines for `happenings`; without any, now and then how far it is."""
         for happening in happenings:
-            yield from self._of(happening)
+            yield from self._of(happening, now)
         yield from self._how_far(now)
+        yield from self._why_it_waits(now)
 
-    def _of(self, happening: Happening) -> Iterator[str]:
+    def _of(self, happening: Happening, now: float) -> Iterator[str]:
         match happening:
             case Turned(status):
                 yield from self._turned(status)
             case Waits(words):
-                yield words
+                self._waits = words, now
             case Said():
                 yield from said(happening)
             case Moved(build, before):
@@ -59,10 +63,20 @@ class PlainLines:
             self._said_at, self._said = now, words
             yield words
 
+    def _why_it_waits(self, now: float) -> Iterator[str]:
+        if self._waits is None:
+            return
+        words, since = self._waits
+        if self._progress.waiting != words:
+            self._waits = None
+        elif now - since >= WAIT_BEFORE_SAYING:
+            self._waits = None
+            yield words
+
 
 def how_far(progress: Progress) -> str:
     """How far the evaluation of attributes is, "" before its first one and afterwards."""
-    if progress.status not in _PHASES or not progress.attributes_done:
+    if progress.status not in EVALUATING or not progress.attributes_done:
         return ""
     total = "" if progress.attributes_total is None else f" of {progress.attributes_total}"
     attributes = f"{progress.attributes_done}{total} attributes"
@@ -71,10 +85,14 @@ def how_far(progress: Progress) -> str:
 
 def said(message: Said) -> Iterator[str]:
     """A message, its further lines indented."""
-    source = message.source.removeprefix("nix-eval:")
-    first, *rest = message.message.strip().splitlines() or [""]
-    yield f"{message.level.lower()}: {source + ': ' if source else ''}{first}"
-    yield from (f"    {line}" for line in rest)
+    first, *rest = message.message.strip().removeprefix("error: ").splitlines() or [""]
+    yield f"{message.level.lower()}: {about(message.source)}{first}"
+    yield from (f"    {line}".rstrip() for line in rest)
+
+
+def about(source: str) -> str:
+    """The attribute that a message is about, before a colon; "" when it is about the whole evaluation."""
+    return f"{source.removeprefix('nix-eval:')}: " if source not in ("", "evaluation") else ""
 
 
 def failure(build: Build) -> str:
@@ -82,8 +100,8 @@ def failure(build: Build) -> str:
     took = build.took(0)
     time = "" if took is None else f" ({seconds(took)})"
     why = "timed out" if build.status is BuildStatus.FAILED_TIMEOUT else "failed"
-    error = " ".join((build.error or "").split())
-    return f"{why} {build.name}{time}{': ' + error if error else ''}"
+    reason = why_failed(build.error)
+    return f"{why} {build.name}{time}{': ' + reason if reason else ''}"
 
 
 def _moved(build: Build, before: BuildStatus) -> Iterator[str]:
@@ -95,7 +113,7 @@ def _moved(build: Build, before: BuildStatus) -> Iterator[str]:
         case BuildStatus.COMPLETED:
             yield f"built {build.name}{time}"
         case BuildStatus.SUBSTITUTED:
-            yield f"fetched {build.name}{time}"
+            yield f"substituted {build.name}"
         case status if status in FAILED:
             yield failure(build)
             yield from (f"    > {line}" for line in build.tail.lines)

@@ -14,7 +14,7 @@ from rich.tree import Tree
 
 from gradient.cli.plain import how_far
 from gradient.cli.progress import DONE, FAILED, NOT_TRIED, RUNNING, Build, Progress
-from gradient.cli.text import seconds
+from gradient.cli.text import seconds, why_failed
 from gradient.model import BuildStatus
 
 # Rows that are not builds: address, evaluation, waiting reason, "more", sums, and one to spare.
@@ -70,7 +70,7 @@ def _branches(progress: Progress, now: float) -> Iterator[Tree]:
 
 def _failed(build: Build) -> Tree:
     """A failed build with the end of its log."""
-    branch = Tree(_row(_FAILED, "red", build, 0, " ".join((build.error or "").split())))
+    branch = Tree(_row(_FAILED, "red", build, 0, why_failed(build.error)))
     for line in build.tail.lines:
         branch.add(Text(line, style=_LOG_STYLE, no_wrap=True, overflow="ellipsis"))
     return branch

@@ -129,10 +129,9 @@ class _Work:
             self.out.result(f"Gradient {facts.version} serves at {http_url}")
             outcome = await evaluate(api, order, self.out, patience)
         self.code = outcome.exit
-        for line in what_next(facts.cache_url, facts.public_key, serves_on=not self.up.once):
-            self.out.result(line)
-        report(outcome, self.out)
-        if self.up.keep_serving or not self.up.once:
+        serves_on = self.up.keep_serving or not self.up.once
+        report(outcome, self.out, what_next(facts.cache_url, facts.public_key, serves_on=serves_on))
+        if serves_on:
             await self.stop.gently.wait()
 
     def exit(self) -> Exit:

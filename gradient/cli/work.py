@@ -60,7 +60,7 @@ def work(
             await run_worker(settings(server), stop, signals=False)
             return signal_exit(stop)
         leash = Leash()
-        server_url = await leash.server_url()
+        server_url = await leash.server_url(stop)
         if server_url is not None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(leash.hold, stop)

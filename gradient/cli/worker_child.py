@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from gradient.cli.faults import BadEnvironment, Exit, Fault, NotAuthorised
+from gradient.cli.run import cancel_when
 from gradient.nursery.signals import Stop
 from gradient.nursery.stop_window import STOP_WINDOW
 
@@ -140,8 +141,17 @@ class Leash:
 
     _stdin: trio.lowlevel.FdStream = attrs.field(factory=lambda: trio.lowlevel.FdStream(os.dup(0)))
 
-    async def server_url(self) -> str | None:
-        """The server to connect to, as soon as the parent knows; None when it is gone before."""
+    async def server_url(self, stop: Stop) -> str | None:
+        """The server to connect to, as soon as the parent knows; None when the parent is gone before, or a
+        stop is asked for."""
+        url: str | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_when, stop.gently, nursery.cancel_scope)
+            url = await self._first_line()
+            nursery.cancel_scope.cancel()
+        return url
+
+    async def _first_line(self) -> str | None:
         said = b""
         while not said.endswith(b"\n"):
             piece = await self._stdin.receive_some(4096)

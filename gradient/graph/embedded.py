@@ -70,7 +70,8 @@ LOG_TAIL: Final = 5
 LOG_LINE_LIMIT: Final = 64 * 1024
 LOG_READY: Final = b"database system is ready to accept connections"
 # How a line of PostgreSQL's log becomes one of ours. An ERROR is a statement's: its caller was told.
-LOG_LEVELS: Final = {b"WARNING": "warning", b"ERROR": "info", b"FATAL": "warning", b"PANIC": "error"}
+# FATAL ends one session, whose client is told, and so it does when we stop.
+LOG_LEVELS: Final = {b"WARNING": "warning", b"ERROR": "info", b"FATAL": "info", b"PANIC": "error"}
 
 # What differs from a stock server. Durability is stock: fsync, full_page_writes, synchronous_commit on.
 SETTINGS: Final[Mapping[str, str]] = {

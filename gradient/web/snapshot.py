@@ -168,6 +168,8 @@ def build_event_json(row: BuildRow, causes: Sequence[Cause]) -> dict[str, Any]:
         "status": row.status.label,
         "worker": row.worker,
         "at": row.updated_at,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
         "error": row.error,
         "reason": why_not_built(row, causes),
     }

@@ -151,8 +151,7 @@ def test_a_failed_evaluation_is_exit_1_with_all_that_went_wrong(data: Path) -> N
         "  exit code 1",
         f"  needed by /nix/store/{'1' * 32}-dependent.drv",
         "  log: gradient log 1",
-        "error packages.x86_64-linux.typo",
-        "  undefined variable",
+        "error: packages.x86_64-linux.typo: undefined variable",
         "Failed: 1 of 4 entry points built",
     ]
 

@@ -97,7 +97,7 @@ def test_messages_are_told_once() -> None:
     error = {"level": "Error", "source": "nix-eval:packages.x.y", "message": "error: no\nat flake.nix:3"}
     progress = started(first("EvaluatingFlake"))
     lines = told(progress, event("message", **error), first("EvaluatingFlake", messages=[error]))
-    assert lines == ["error: packages.x.y: error: no", "    at flake.nix:3"]
+    assert lines == ["error: packages.x.y: no", "    at flake.nix:3"]
 
 
 def test_a_long_evaluation_says_now_and_then_how_far_it_is() -> None:
@@ -112,6 +112,19 @@ def test_a_long_evaluation_says_now_and_then_how_far_it_is() -> None:
         "evaluating: 11 of 40 attributes, 110 derivations",
         "evaluating: 21 of 40 attributes, 210 derivations",
     ]
+
+
+def test_waiting_is_told_when_it_lasts() -> None:
+    progress = started(first("Queued"))
+    lines = PlainLines(progress)
+    waits = event("evaluation", status="Waiting", waiting=NEEDS)
+    assert [*lines.of(progress.fold(waits, 0), 0)] == []
+    assert [*lines.of((), 1)] == []
+    assert [*lines.of((), 2)] == [NEEDS["words"]]
+    assert [*lines.of((), 3)] == []
+    progress.fold(event("evaluation", status="Queued", waiting=None), 4)
+    assert [*lines.of(progress.fold(waits, 5), 5)] == []
+    assert [*lines.of(progress.fold(event("evaluation", status="Queued", waiting=None), 6), 8)] == []
 
 
 def test_waiting_for_a_worker_is_counted_from_its_beginning() -> None:

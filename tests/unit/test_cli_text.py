@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradient.cli.text import MAX_LINE, TAIL_LINES, Tail, clean, clean_line, count, seconds
+from gradient.cli.text import MAX_LINE, TAIL_LINES, Tail, clean, clean_line, count, seconds, why_failed
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,36 @@ def test_seconds(span: float, text: str) -> None:
 
 def test_count() -> None:
     assert (count(1, "build"), count(2, "build")) == ("1 build", "2 builds")
+
+
+DRV = "/nix/store/gdki7rlmhg64qffqqvyhy8qlmz2skcfa-broken.drv"
+
+
+NIX_2_8 = f"""builder for '{DRV}' failed with exit code 1;
+last 4 log lines:
+> compiling
+For full logs, run 'nix log {DRV}'."""
+NIX_2_34 = f"""Cannot build '{DRV}'.
+Reason: builder failed with exit code 1.
+Output paths:
+  /nix/store/z14vkkqr7flwjl0wzwdn8hvyiifzxna2-broken
+Last 4 log lines:
+> compiling
+For full logs, run:
+  nix-store -l {DRV}"""
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (NIX_2_8, "exit code 1"),
+        (NIX_2_34, "exit code 1"),
+        (f"error: builder for '{DRV}' failed with exit code 2", "exit code 2"),
+        (f"builder for '{DRV}' has no output", f"builder for '{DRV}' has no output"),
+        ("it took\ntoo long", "it took too long"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_why_a_build_failed_is_one_line_without_its_log(message: str | None, reason: str) -> None:
+    assert why_failed(message) == reason
