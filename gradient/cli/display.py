@@ -13,7 +13,7 @@ from rich.live import Live
 
 from gradient.cli.plain import PlainLines, said
 from gradient.cli.progress import Happening, Progress, Said
-from gradient.cli.tree import draw
+from gradient.cli.tree import draw, sums
 
 # Smooth for an eye that reads tenths of a second; one drawing takes some milliseconds.
 FRAME: Final = 0.2  # seconds
@@ -63,8 +63,8 @@ class LineDisplay:
 
 @attrs.define(eq=False)
 class TreeDisplay:
-    """A tree that is drawn again and again in place; messages are printed above it, and its last state
-    stays on the screen."""
+    """A tree that is drawn again and again in place; messages are printed above it. In the end its sums
+    stay on the screen: what failed is told again by the report."""
 
     _progress: Progress
     _console: Console
@@ -72,7 +72,9 @@ class TreeDisplay:
 
     def __attrs_post_init__(self) -> None:
         # Drawn by our own ticks: rich would use a thread, which trio's tasks do not wait for.
-        self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="ellipsis")
+        self._live = Live(
+            console=self._console, auto_refresh=False, vertical_overflow="ellipsis", transient=True
+        )
         self._live.start()
 
     def happened(self, happenings: Sequence[Happening]) -> None:
@@ -88,6 +90,6 @@ class TreeDisplay:
         self._live.update(picture, refresh=True)
 
     def close(self) -> None:
-        """Leave the last picture on the screen."""
-        self.tick()
+        """Take the tree away."""
         self._live.stop()
+        self._console.print(sums(self._progress, time.time()))

@@ -16,7 +16,7 @@ from gradient.cli.follow import Follower
 from gradient.cli.outcome import Outcome
 from gradient.cli.output import Output
 from gradient.cli.packing import PackedSource, hash_source, upload_source
-from gradient.cli.progress import Progress
+from gradient.cli.progress import FAILED, Progress
 from gradient.cli.started import seconds_since_start
 from gradient.model import CachedSource
 
@@ -54,7 +54,8 @@ async def evaluate(api: Api, order: Order, out: Output, give_up_after: float = m
     progress = Progress(started=time.time() - seconds_since_start(), page=created.page)
     follower = Follower(api, created.evaluation, progress, display_of(progress), give_up_after)
     await follower.run()
-    return Outcome(await api.evaluation(created.evaluation), follower.gave_up)
+    tails = {build.id: build.tail.lines for build in progress.having(*FAILED)}
+    return Outcome(await api.evaluation(created.evaluation), follower.gave_up, tails)
 
 
 def report(outcome: Outcome, out: Output, hints: Iterable[str] = ()) -> None:

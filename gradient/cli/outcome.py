@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -22,10 +22,12 @@ _FAILED: Final = frozenset({BuildStatus.FAILED_PERMANENT.label, BuildStatus.FAIL
 
 @attrs.frozen
 class Outcome:
-    """The end of an evaluation, from its last snapshot. `gave_up`: why we aborted it, if we did."""
+    """The end of an evaluation, from its last snapshot. `gave_up`: why we aborted it, if we did; `tails`:
+    the last log lines of builds, as far as they came by."""
 
     snapshot: dict[str, Any]
     gave_up: str | None = None
+    tails: Mapping[int, Sequence[str]] = attrs.field(factory=dict)
 
     @property
     def status(self) -> str:
@@ -75,16 +77,16 @@ class Outcome:
             yield f"built {len(built) - MAX_LISTED} more"
 
     def _failed_lines(self) -> Iterator[str]:
-        """Each failed derivation, and the builds that were not tried because of it."""
+        """Each failed derivation, the end of its log, and the builds that were not tried because of it."""
         builds = self.snapshot["builds"]
         for build in builds:
             if build["status"] in _FAILED:
                 yield f"failed {build['drv_path']}"
                 yield f"  {why_failed(build['error']) or 'the build failed'}"
+                yield from (f"  > {line}" for line in self.tails.get(build["build"], ()))
                 for other in builds:
                     if any(cause["build"] == build["build"] for cause in other.get("causes", ())):
                         yield f"  needed by {other['drv_path']}"
-                yield f"  log: gradient log {build['build']}"
 
     def _other_lines(self) -> Iterator[str]:
         for message in self.snapshot["messages"]:

@@ -39,7 +39,7 @@ def draw(progress: Progress, now: float, height: int = 0) -> RenderableType:
         tree.add(Text(f"… and {hidden} more", style="dim"))
     if progress.waiting:
         tree.add(Text(f"{_WAITING} {progress.waiting}", style="yellow"))
-    return Group(tree, _sums(progress, now))
+    return Group(tree, sums(progress, now))
 
 
 def _add(tree: Tree, branches: Sequence[Tree], rows: int) -> int:
@@ -96,7 +96,7 @@ def _phase(progress: Progress) -> str:
     )
 
 
-def _sums(progress: Progress, now: float) -> Text:
+def sums(progress: Progress, now: float) -> Text:
     """One line of totals: `∑ ⏵ 1 │ ✔ 12 │ ⏸ 30 │ ⚠ 1 │ 12s`."""
     counters = progress.counters
     failed = len(progress.having(*FAILED, *NOT_TRIED))
@@ -109,7 +109,7 @@ def _sums(progress: Progress, now: float) -> Text:
         (f"{_FAILED} {failed}", "red" if failed else "dim"),
         (seconds(now - progress.started), "default"),
     ]
-    line = Text("∑ ", style="bold")
+    line = Text.assemble(("∑ ", "bold"), no_wrap=True)
     for position, part in enumerate(parts):
         line.append(" │ " if position else "", style="dim")
         line.append(*part)

@@ -27,6 +27,7 @@ from gradient.worker.inputs import Inputs
 from gradient.worker.job import Job
 from gradient.worker.machine import Machine
 from gradient.worker.publish import Publisher
+from gradient.worker.targets import whole_names
 from gradient.worker.uploads import Uploader
 
 # Findings that may wait for the walk: it takes them all when it has read a wave.
@@ -53,9 +54,10 @@ async def evaluate(
         beside.start_soon(_tell_progress, job, progress, walk)
         imports = Imports(job, machine, downloader, to_walk)
         proxy = DaemonProxy(machine.store.address, imports.build)
+        flake = await _flake_address(source, inputs, machine)
         request = Request(
-            await _flake_address(source, inputs, machine),
-            parse_wildcards(texts),
+            flake,
+            parse_wildcards(await whole_names(machine.evaluators, flake, texts, machine.host.systems)),
             import_store=await beside.start(proxy.run),
         )
         async with trio.open_nursery() as walking:

@@ -131,7 +131,8 @@ def test_the_result_for_people_is_on_stdout_and_the_progress_on_stderr(data: Pat
 
 
 def test_a_failed_evaluation_is_exit_1_with_all_that_went_wrong(data: Path) -> None:
-    with running(routes(FAILED)) as server:
+    script = {**routes(FAILED), "GET /api/v1/builds/1/log": [Answer(200, b"compiling\nerror: no\n")]}
+    with running(script) as server:
         told = gradient("build", REMOTE, "--server", server.url, "--data-dir", data)
         ran = gradient("build", REMOTE, "--server", server.url, "--data-dir", data, "--json")
     assert told.code == ran.code == 1
@@ -149,8 +150,9 @@ def test_a_failed_evaluation_is_exit_1_with_all_that_went_wrong(data: Path) -> N
     assert told.stdout.splitlines()[2:] == [
         f"failed /nix/store/{'1' * 32}-broken.drv",
         "  exit code 1",
+        "  > compiling",
+        "  > error: no",
         f"  needed by /nix/store/{'1' * 32}-dependent.drv",
-        "  log: gradient log 1",
         "error: packages.x86_64-linux.typo: undefined variable",
         "Failed: 1 of 4 entry points built",
     ]
