@@ -1,5 +1,5 @@
 """`gradient serve`: the composition root of the server. Every long-lived task of the process is named in
-`_start`; follow any one of them downward.
+`_start`, and how they stop in `_stop_phases`; follow any one of them downward.
 
     root nursery
     ├── database          embedded PostgreSQL, unless a DSN is set
@@ -14,50 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
-from gradient import __version__
-from gradient.graph.access import FIRST_CACHE, FIRST_PROJECT, ensure_first_rows, hash_token
+from gradient.graph.access import FIRST_CACHE
 from gradient.graph.embedded import EmbeddedPostgres
-from gradient.graph.migrate import InstanceLock, migrate
-from gradient.graph.moves import Moves
-from gradient.graph.pg import DATABASE_ERRORS, Connection, Pool
-from gradient.graph.recovery import recover_interrupted_work
-from gradient.graph.writer import TRANSACTION_BUDGET, GraphWriter
-from gradient.nar.store import NarStore
+from gradient.graph.migrate import InstanceLock
+from gradient.graph.pg import Pool
+from gradient.graph.writer import TRANSACTION_BUDGET
 from gradient.nursery.drain import Phase
-from gradient.nursery.health import HealthTable
-from gradient.nursery.periodic import periodic
 from gradient.nursery.root import Task, run_root
 from gradient.nursery.signals import Stop
-from gradient.nursery.supervise import supervise
-from gradient.passes.scheduler import Scheduler
-from gradient.server_files import DATA_VERSION, ServerFiles, prepare_data_dir
-from gradient.sessions.live import LiveHub
-from gradient.sessions.queries import CacheSide
+from gradient.server import Server
+from gradient.server_files import prepare_data_dir
 from gradient.sessions.sessions import DRAIN_LIMIT as SESSIONS_DRAIN
-from gradient.sessions.sessions import Sessions
 from gradient.settings import DataDir, Settings, write_atomically
 from gradient.settings.address import Address
 from gradient.web.app import make_app
 from gradient.web.serve_http import serve_http
-from gradient.web.site import Site, Urls
-from gradient.web.uploads import Cache
+from gradient.web.site import Urls
 from gradient.wire.listener import serve_links
-
-log = structlog.get_logger()
 
 # Connections for reads: passes, questions of workers, and pages never wait for each other long.
 READERS: Final = 8
-TICK: Final = 5.0  # seconds between two runs of a pass that nobody woke
-RESYNC: Final = 60.0
-PASS_BUDGET: Final = 120.0
 
 
 @attrs.frozen
@@ -74,10 +56,6 @@ class CannotListen(Exception):
     """An address cannot be listened on: somebody else does, or it is none of this machine's."""
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 async def serve(
     settings: Settings, stop: Stop, *, task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED
 ) -> None:
@@ -92,7 +70,7 @@ async def serve(
     embedded = None if settings.database.url else EmbeddedPostgres(data.postgres)
     url = embedded.url if embedded else str(settings.database.url)
     async with Pool.open(url, READERS) as readers:
-        server = _Server(settings, data, files, url, readers)
+        server = Server(settings, data, files, url, readers)
         try:
             await run_root(partial(_start, server, embedded, task_status), stop)
         finally:
@@ -100,143 +78,80 @@ async def serve(
                 data.http_url.unlink(missing_ok=True)
 
 
-@attrs.define(eq=False)
-class _Server:
-    """The parts of the server, wired: data flows from the writer to everybody else through `publish`."""
+@attrs.frozen
+class _Tasks:
+    """The tasks that the drain stops one by one."""
 
-    settings: Settings
-    data: DataDir
-    files: ServerFiles
-    url: str
-    readers: Pool
-    # Whether `http-url` in the data directory is ours.
-    announced: bool = attrs.field(default=False, init=False)
-    health: HealthTable = attrs.field(factory=HealthTable)
-    hub: LiveHub = attrs.field(factory=LiveHub)
-    writer: GraphWriter = attrs.field(init=False)
-    scheduler: Scheduler = attrs.field(init=False)
-    # Known once the first rows are there.
-    sessions: Sessions = attrs.field(init=False)
-    site: Site = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.writer = GraphWriter(self.url, self.publish, _now)
-        self.scheduler = Scheduler(self.writer, self.readers, self.settings.build, _now)
-
-    def publish(self, moves: Moves) -> None:
-        """What a transaction moved goes to everybody who follows it. Never blocks."""
-        self.scheduler.moved(moves)
-        self.sessions.moved(moves)
-        self.hub.publish(moves)
-
-    async def prepare(self) -> None:
-        """Migrations, first rows, recovery; then the parts that need to know the cache."""
-        async with await Connection.connect(self.url) as connection:
-            await migrate(connection, _now())
-            first = await ensure_first_rows(
-                connection, _now(), hash_token(self.files.admin_token), hash_token(self.files.worker_token)
-            )
-            recovered = await recover_interrupted_work(connection, _now())
-        log.info("recovered", **attrs.asdict(recovered))
-        store = await trio.to_thread.run_sync(NarStore.open, self.data.store, self.settings.nar.url)
-        cache = Cache(first.cache, FIRST_CACHE, self.files.signing_key)
-        side = CacheSide(
-            first.cache,
-            f"/cache/{FIRST_CACHE}",
-            "/api/v1/uploads",
-            self.files.grants,
-            self.settings.nar.grant_ttl_secs,
-            _now,
-        )
-        self.sessions = Sessions(self.readers, self.writer, self.scheduler, self.hub, side, _now)
-        self.site = Site(
-            readers=self.readers,
-            submit=self.writer.submit,
-            store=store,
-            grants=self.files.grants,
-            cache=cache,
-            project=FIRST_PROJECT,
-            live=self.hub,
-            health=self.health,
-            workers=self.scheduler.pool,
-            urls=Urls("", ""),
-            version=__version__,
-            data_version=DATA_VERSION,
-            clock=_now,
-        )
+    database: Task = attrs.field(factory=lambda: Task("database"))
+    lock: Task = attrs.field(factory=lambda: Task("instance lock"))
+    writer: Task = attrs.field(factory=lambda: Task("graph writer"))
+    proto: Task = attrs.field(factory=lambda: Task("proto listener"))
+    http: Task = attrs.field(factory=lambda: Task("http"))
+    stop_http: trio.Event = attrs.field(factory=trio.Event)
 
 
 async def _start(
-    server: _Server,
+    server: Server,
     embedded: EmbeddedPostgres | None,
     task_status: trio.TaskStatus[Serving],
     root: trio.Nursery,
 ) -> Sequence[Phase]:
     """Start every task of the process, in order; returns how they stop."""
-    health, scheduler, settings = server.health, server.scheduler, server.settings
+    tasks, listen = _Tasks(), server.settings.server
     if embedded is not None:
-        await root.start(embedded.run)
-    await root.start(InstanceLock(server.url).run)
+        await root.start(partial(tasks.database.serve, embedded.run))
+    await root.start(partial(tasks.lock.serve, InstanceLock(server.url).run))
     await server.prepare()
+    root.start_soon(tasks.writer.run, server.run_writer)
+    for a_pass in server.passes():
+        root.start_soon(a_pass)
+    with _listening_on(listen.proto):
+        limit = server.settings.proto.max_connections
+        links = partial(
+            serve_links,
+            server.sessions.serve,
+            host=listen.proto.host,
+            port=listen.proto.port,
+            connection_limit=limit,
+        )
+        bound = await root.start(partial(tasks.proto.serve, links))
+    with _listening_on(listen.http):
+        pages = partial(
+            serve_http, make_app(server.site), listen.http.host, listen.http.port, stop=tasks.stop_http
+        )
+        port = await root.start(partial(tasks.http.serve, pages))
+    http, proto = Address(listen.http.host, port), Address(listen.proto.host, bound[0][1])
+    task_status.started(await _announce(server, http, proto))
+    return _stop_phases(server, tasks, has_database=embedded is not None)
 
-    writer = Task("graph writer")
-    run_writer = partial(
-        supervise,
-        "graph writer",
-        server.writer.run,
-        restart_on=DATABASE_ERRORS,
-        health=health,
-        may_return=True,
-    )
-    root.start_soon(writer.run, run_writer)
 
-    a_pass = partial(periodic, budget=PASS_BUDGET, health=health, recoverable=DATABASE_ERRORS)
-    for name, run, interval, wake in (
-        ("build assignment", scheduler.assign_builds, TICK, scheduler.builds_moved),
-        ("evaluation assignment", scheduler.assign_queued_evals, TICK, scheduler.evaluations_moved),
-        ("waiting state", scheduler.refresh_waiting_state, TICK, scheduler.waiting_moved),
-        ("transient retries", scheduler.retry_transient, TICK, None),
-        ("resync", scheduler.resync, RESYNC, None),
-    ):
-        root.start_soon(partial(a_pass, name, interval, pass_fn=run, wake=wake))
-
-    proto = Task("proto listener")
-    address = settings.server.proto
-    links = partial(
-        serve_links,
-        server.sessions.serve,
-        host=address.host,
-        port=address.port,
-        connection_limit=settings.proto.max_connections,
-    )
-    with _listening_on(address):
-        bound = await root.start(partial(proto.serve, links))
-    http, stop_http = Task("http"), trio.Event()
-    address = settings.server.http
-    pages = partial(serve_http, make_app(server.site), address.host, address.port, stop=stop_http)
-    with _listening_on(address):
-        port = await root.start(partial(http.serve, pages))
-    task_status.started(
-        await _announce(server, Address(address.host, port), Address(settings.server.proto.host, bound[0][1]))
-    )
+def _stop_phases(server: Server, tasks: _Tasks, *, has_database: bool) -> Sequence[Phase]:
+    """The drain: nothing is lost when it is cut short, so each phase has an end."""
 
     async def end_sessions() -> None:
-        scheduler.draining = True
+        server.scheduler.draining = True
         await server.sessions.drain()
-        await proto.stop()
+        await tasks.proto.stop()
 
     async def end_http() -> None:
-        stop_http.set()
-        await http.wait()
+        tasks.stop_http.set()
+        await tasks.http.wait()
 
     async def end_writer() -> None:
         server.writer.close()
-        await writer.wait()
+        await tasks.writer.wait()
+
+    async def end_database() -> None:
+        server.readers.close()
+        await tasks.lock.stop()
+        if has_database:
+            await tasks.database.stop()
 
     return (
         Phase("sessions", end_sessions, SESSIONS_DRAIN + 5, server.sessions.waiting_for),
         Phase("http", end_http, 10),
         Phase("graph writer", end_writer, TRANSACTION_BUDGET),
+        Phase("database", end_database, 60),
     )
 
 
@@ -249,7 +164,7 @@ def _listening_on(address: Address) -> Iterator[None]:
         raise CannotListen(f"cannot listen on {address}: {error.strerror}") from error
 
 
-async def _announce(server: _Server, http: Address, proto: Address) -> Serving:
+async def _announce(server: Server, http: Address, proto: Address) -> Serving:
     """Say where the server is: to the handlers, in the data directory, to the caller."""
     urls = Urls(http.url(), proto.url("ws") + "/proto")
     server.site.urls = urls

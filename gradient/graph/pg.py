@@ -528,7 +528,7 @@ class Pool:
         try:
             yield pool
         finally:
-            pool._close()
+            pool.close()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -561,7 +561,8 @@ class Pool:
             connection = None
         self._give.send_nowait(connection)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the idle connections, and each lent one as it comes back. Closing twice is fine."""
         self._closed = True
         for _ in range(self._take.statistics().current_buffer_used):
             connection = self._take.receive_nowait()

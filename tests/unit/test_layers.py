@@ -27,6 +27,7 @@ RANK = {
     "gradient.sessions": 4,
     "gradient.web": 5,
     "gradient.serve": 6,
+    "gradient.server": 6,
     "gradient.server_files": 6,
     "gradient.work": 6,
     "gradient.cli": 6,

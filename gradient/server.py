@@ -1,0 +1,136 @@
+"""The parts of a server, wired. Layer: rank 6; `serve.py` says which of them are tasks.
+
+Data flows one way: reports and requests go into the graph writer, and what it moved goes out through
+`publish` to everybody who follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from gradient import __version__
+from gradient.graph.access import FIRST_CACHE, FIRST_PROJECT, ensure_first_rows, hash_token
+from gradient.graph.migrate import migrate
+from gradient.graph.moves import Moves
+from gradient.graph.pg import DATABASE_ERRORS, Connection, Pool
+from gradient.graph.recovery import recover_interrupted_work
+from gradient.graph.writer import GraphWriter
+from gradient.nar.store import NarStore
+from gradient.nursery.health import HealthTable
+from gradient.nursery.periodic import periodic
+from gradient.nursery.supervise import supervise
+from gradient.passes.scheduler import Scheduler
+from gradient.server_files import DATA_VERSION, ServerFiles
+from gradient.sessions.live import LiveHub
+from gradient.sessions.queries import CacheSide
+from gradient.sessions.sessions import Sessions
+from gradient.settings import DataDir, Settings
+from gradient.web.site import Site, Urls
+from gradient.web.uploads import Cache
+
+log = structlog.get_logger()
+
+TICK: Final = 5.0  # seconds between two runs of a pass that nobody woke
+RESYNC: Final = 60.0
+PASS_BUDGET: Final = 120.0
+
+
+def now() -> datetime:
+    """Wall time, as rows hold it."""
+    return datetime.now(UTC)
+
+
+@attrs.define(eq=False)
+class Server:
+    """The parts of the server, wired: data flows from the writer to everybody else through `publish`."""
+
+    settings: Settings
+    data: DataDir
+    files: ServerFiles
+    url: str
+    readers: Pool
+    # Whether `http-url` in the data directory is ours.
+    announced: bool = attrs.field(default=False, init=False)
+    health: HealthTable = attrs.field(factory=HealthTable)
+    hub: LiveHub = attrs.field(factory=LiveHub)
+    writer: GraphWriter = attrs.field(init=False)
+    scheduler: Scheduler = attrs.field(init=False)
+    # Known once the first rows are there.
+    sessions: Sessions = attrs.field(init=False)
+    site: Site = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.writer = GraphWriter(self.url, self.publish, now)
+        self.scheduler = Scheduler(self.writer, self.readers, self.settings.build, now)
+
+    def publish(self, moves: Moves) -> None:
+        """What a transaction moved goes to everybody who follows it. Never blocks."""
+        self.scheduler.moved(moves)
+        self.sessions.moved(moves)
+        self.hub.publish(moves)
+
+    async def prepare(self) -> None:
+        """Migrations, first rows, recovery; then the parts that need to know the cache."""
+        async with await Connection.connect(self.url) as connection:
+            await migrate(connection, now())
+            first = await ensure_first_rows(
+                connection, now(), hash_token(self.files.admin_token), hash_token(self.files.worker_token)
+            )
+            recovered = await recover_interrupted_work(connection, now())
+        log.info("recovered", **attrs.asdict(recovered))
+        store = await trio.to_thread.run_sync(NarStore.open, self.data.store, self.settings.nar.url)
+        cache = Cache(first.cache, FIRST_CACHE, self.files.signing_key)
+        side = CacheSide(
+            first.cache,
+            f"/cache/{FIRST_CACHE}",
+            "/api/v1/uploads",
+            self.files.grants,
+            self.settings.nar.grant_ttl_secs,
+            now,
+        )
+        self.sessions = Sessions(self.readers, self.writer, self.scheduler, self.hub, side, now)
+        self.site = Site(
+            readers=self.readers,
+            submit=self.writer.submit,
+            store=store,
+            grants=self.files.grants,
+            cache=cache,
+            project=FIRST_PROJECT,
+            live=self.hub,
+            health=self.health,
+            workers=self.scheduler.pool,
+            urls=Urls("", ""),
+            version=__version__,
+            data_version=DATA_VERSION,
+            clock=now,
+        )
+
+    async def run_writer(self) -> None:
+        """The graph writer under supervision; returns once it is closed and has emptied its channel."""
+        await supervise(
+            "graph writer",
+            self.writer.run,
+            restart_on=DATABASE_ERRORS,
+            health=self.health,
+            may_return=True,
+        )
+
+    def passes(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Every pass of the scheduler, as a task with its own budget."""
+        scheduler = self.scheduler
+        a_pass = partial(periodic, budget=PASS_BUDGET, health=self.health, recoverable=DATABASE_ERRORS)
+        for name, run, interval, wake in (
+            ("build assignment", scheduler.assign_builds, TICK, scheduler.builds_moved),
+            ("evaluation assignment", scheduler.assign_queued_evals, TICK, scheduler.evaluations_moved),
+            ("waiting state", scheduler.refresh_waiting_state, TICK, scheduler.waiting_moved),
+            ("transient retries", scheduler.retry_transient, TICK, None),
+            ("resync", scheduler.resync, RESYNC, None),
+        ):
+            yield partial(a_pass, name, interval, pass_fn=run, wake=wake)
