@@ -7,7 +7,15 @@ structured: when they return or are cancelled, the thread has ended and the gene
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import asynccontextmanager, closing
 from typing import Final, Generic, TypeVar
 
@@ -17,6 +25,8 @@ T = TypeVar("T")
 
 # Chunks that wait between the thread and the task: enough to keep both busy, at most about 2 MiB.
 _BACKLOG: Final = 4
+# What is read of a source before its thread starts.
+_HEAD_SIZE: Final = 2**18  # bytes
 
 
 class ThreadStream(Generic[T]):
@@ -102,15 +112,31 @@ async def feed_thread(
 ) -> T:
     """Run the blocking `consume` in a worker thread on the bytes of an asynchronous source.
 
-    The source is read in the calling task, one chunk at a time as `consume` asks for it. Cancellation
+    The source is read in the calling task, one chunk at a time as `consume` asks for it; the thread starts
+    when the source has ended or given 256 KiB, so that a slow one holds none. From then on cancellation
     and the source's errors are raised inside `consume`, which thus cleans up as for any other error."""
     source = aiter(chunks)
+    head, complete = await _head(source)
 
     async def receive() -> bytes | None:
         return await anext(source, None)
 
     def pull() -> Iterator[bytes]:
-        while (chunk := trio.from_thread.run(receive)) is not None:
+        yield from head
+        while not complete and (chunk := trio.from_thread.run(receive)) is not None:
             yield chunk
 
     return await trio.to_thread.run_sync(lambda: consume(pull()), limiter=limiter)
+
+
+async def _head(source: AsyncIterator[bytes]) -> tuple[list[bytes], bool]:
+    """The first chunks of a source, and whether they are all: a small one needs no calls from the thread,
+    and a slow one holds no thread before it has sent something."""
+    head: list[bytes] = []
+    size = 0
+    while size < _HEAD_SIZE:
+        if (chunk := await anext(source, None)) is None:
+            return head, True
+        head.append(chunk)
+        size += len(chunk)
+    return head, False

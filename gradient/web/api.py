@@ -21,7 +21,7 @@ from gradient.nix.wildcard import parse_wildcards
 from gradient.web.answers import json_answer
 from gradient.web.errors import BadRequest, NotFound
 from gradient.web.inputs import Fields, read_fields
-from gradient.web.routes import Route
+from gradient.web.routes import ID, Route
 from gradient.web.site import Site
 from gradient.web.snapshot import build_json, causes_of, evaluation_json, read_snapshot, snapshot_json
 from gradient.web.words import REASONS
@@ -182,8 +182,8 @@ async def upload(site: Site) -> Response:
 ROUTES: Final = (
     Route("POST", "/api/v1/evaluations", create_evaluation),
     Route("GET", "/api/v1/evaluations", list_evaluations),
-    Route("GET", "/api/v1/evaluations/<int:evaluation>", show_evaluation),
-    Route("POST", "/api/v1/evaluations/<int:evaluation>/abort", abort_evaluation),
-    Route("GET", "/api/v1/builds/<int:build>", show_build),
+    Route("GET", f"/api/v1/evaluations/<{ID}:evaluation>", show_evaluation),
+    Route("POST", f"/api/v1/evaluations/<{ID}:evaluation>/abort", abort_evaluation),
+    Route("GET", f"/api/v1/builds/<{ID}:build>", show_build),
     Route("POST", "/api/v1/uploads", upload),
 )

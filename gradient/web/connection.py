@@ -22,8 +22,8 @@ from gradient.web.errors import BodyStalled, BodyTooLarge
 _BACKLOG: Final = 16
 # Seconds without a byte of a body after which its client is given up: it holds a place of others.
 STALL_LIMIT: Final = 60.0
-# Seconds in which the rest of a body that no handler wanted may still come. A client that sends all before
-# it reads would otherwise see a broken connection and not the answer.
+# Seconds in which the rest of a body that no handler wanted may still come, after the answer. A client
+# that sends all before it reads would otherwise see a broken connection and not the answer.
 LINGER: Final = 2.0
 
 
@@ -45,9 +45,12 @@ class RequestBody:
         self._send.close()
         self._ended.set()
 
-    async def discard(self) -> None:
-        """Drop what is left, and wait a moment for its end."""
+    def discard(self) -> None:
+        """Drop what is left."""
         self._receive.close()
+
+    async def linger(self) -> None:
+        """Wait for its end, but not for long."""
         with trio.move_on_after(LINGER):
             await self._ended.wait()
 
@@ -113,7 +116,7 @@ class Connection(TrioASGIHTTPConnection):
         """Handle, then send the answer in as many pieces as it comes in."""
         response: Any = await self.app.handle_request(request)
         body: Any = request.body
-        await body.discard()
+        body.discard()
         headers = encode_headers(response.headers)
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         async with response.response as pieces:
@@ -121,5 +124,7 @@ class Connection(TrioASGIHTTPConnection):
                 data = piece.encode() if isinstance(piece, str) else piece
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         self._answered = True
+        # The answer is out; ending it closes a connection whose request is not over.
+        await body.linger()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         nursery.cancel_scope.cancel()

@@ -21,7 +21,7 @@ from gradient.model import EVALUATION_TERMINAL
 from gradient.sessions.live import LogText, News, Watch
 from gradient.web.answers import NDJSON, json_text
 from gradient.web.errors import NotFound
-from gradient.web.routes import Route
+from gradient.web.routes import ID, Route
 from gradient.web.site import Site
 from gradient.web.snapshot import (
     build_event_json,
@@ -37,6 +37,8 @@ from gradient.web.streams import Stream
 HEARTBEAT: Final = 10.0
 # Seconds between two reads of changed builds: faster than an eye, far slower than builds change.
 PACE: Final = 0.2
+# And at most one part in so many of the time is spent reading: a package set has tens of thousands.
+SHARE: Final = 10
 # Builds of one read.
 BATCH: Final = 500
 
@@ -62,7 +64,7 @@ class EvaluationEvents(Stream):
     # What is to be read: builds that changed, and whether names or messages were added.
     _due: set[int] = attrs.field(factory=set, init=False)
     _progressed: bool = attrs.field(default=False, init=False)
-    _read_at: float = attrs.field(default=0.0, init=False)
+    _due_at: float = attrs.field(default=0.0, init=False)
     # What was sent last, so that only changes are.
     _state: dict[str, Any] = attrs.field(factory=dict, init=False)
     _last_message: int = attrs.field(default=0, init=False)
@@ -106,7 +108,7 @@ class EvaluationEvents(Stream):
         self._due |= news.builds
         self._progressed |= news.progressed
         self._send_at_once(news)
-        if news.evaluation or (self._has_due() and trio.current_time() >= self._read_at + PACE):
+        if news.evaluation or (self._has_due() and trio.current_time() >= self._due_at):
             await self._read(last=news.evaluation)
         elif scope.cancelled_caught:
             self._lines.append("\n")
@@ -114,7 +116,7 @@ class EvaluationEvents(Stream):
     def _patience(self) -> float:
         if not self._has_due():
             return HEARTBEAT
-        return max(0.0, self._read_at + PACE - trio.current_time())
+        return max(0.0, self._due_at - trio.current_time())
 
     def _has_due(self) -> bool:
         return bool(self._due) or self._progressed
@@ -131,7 +133,7 @@ class EvaluationEvents(Stream):
     async def _read(self, *, last: bool) -> None:
         """Read what is due and send it. `last`: the evaluation moved, and if it has ended, everything that
         moved with it is among what is due."""
-        self._read_at = trio.current_time()
+        began = trio.current_time()
         async with self._site.readers.connection() as connection:
             # Before the builds: they are then at least as new as the verdict.
             row = await page_reads.evaluation(connection, self._evaluation)
@@ -140,6 +142,8 @@ class EvaluationEvents(Stream):
             while batch := list(islice(self._due, BATCH)):
                 await self._read_builds(connection, batch)
                 self._due.difference_update(batch)
+        now = trio.current_time()
+        self._due_at = now + max(PACE, (now - began) * SHARE)
         if row is None:
             self._ended = True
             return
@@ -182,4 +186,4 @@ class EvaluationEvents(Stream):
         self._lines.append(json_text({"event": event, **(value or {})}) + "\n")
 
 
-ROUTES: Final = (Route("GET", "/api/v1/evaluations/<int:evaluation>/events", events),)
+ROUTES: Final = (Route("GET", f"/api/v1/evaluations/<{ID}:evaluation>/events", events),)

@@ -14,7 +14,7 @@ from gradient.model import BUILDER_STATUSES
 from gradient.sessions.live import LiveHub, Watch
 from gradient.web.answers import TEXT
 from gradient.web.errors import BadRequest, NotFound
-from gradient.web.routes import Route
+from gradient.web.routes import ID, Route
 from gradient.web.site import Site
 from gradient.web.streams import Stream
 
@@ -118,4 +118,4 @@ class FollowedLog(LogBody):
             return await log_reads.attempt_runs(connection, self._attempt)
 
 
-ROUTES: Final = (Route("GET", "/api/v1/builds/<int:build>/log", build_log),)
+ROUTES: Final = (Route("GET", f"/api/v1/builds/<{ID}:build>/log", build_log),)

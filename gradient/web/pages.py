@@ -19,7 +19,7 @@ from gradient.graph.page_reads import BuildRow, EvaluationRow, MessageRow
 from gradient.model import EVALUATION_TERMINAL, BuildStatus, EvaluationStatus, MessageLevel
 from gradient.web.answers import HTML, text_answer
 from gradient.web.errors import NotFound
-from gradient.web.routes import Route
+from gradient.web.routes import ID, Route
 from gradient.web.site import Site
 from gradient.web.snapshot import (
     Snapshot,
@@ -234,5 +234,5 @@ async def _page(template: str, **values: Any) -> Response:
 
 ROUTES: Final = (
     Route("GET", "/", index),
-    Route("GET", "/evaluations/<int:evaluation>", evaluation),
+    Route("GET", f"/evaluations/<{ID}:evaluation>", evaluation),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 from quart import Response
 
+# An id in a rule: what the database could hold, so that a longer number is no such path.
+ID: Final = f"int(max={2**63 - 1})"
 # Called with the site and the parts of the path by name.
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 

@@ -107,8 +107,8 @@ class Uploads:
     @asynccontextmanager
     async def _claim(self, paths: Collection[str]) -> AsyncIterator[None]:
         """Wait until nobody commits any of `paths`, then be the one: all at once, so never in a circle."""
-        while busy := next((self._claimed[path] for path in paths if path in self._claimed), None):
-            await busy.wait()
+        while busy := [self._claimed[path] for path in paths if path in self._claimed]:
+            await busy[0].wait()
         done = trio.Event()
         self._claimed.update(dict.fromkeys(paths, done))
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Generator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -141,6 +142,17 @@ async def test_feeding_a_thread() -> None:
     assert await feed_thread(b"".join, receive) == b"ab"
 
 
+async def test_a_source_that_sends_nothing_holds_no_thread() -> None:
+    limiter = trio.CapacityLimiter(1)
+    send, receive = trio.open_memory_channel[bytes](0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(feed_thread, b"".join, receive, limiter=limiter))
+        await send.send(b"a")
+        await trio.testing.wait_all_tasks_blocked()
+        assert limiter.borrowed_tokens == 0
+        await send.aclose()
+
+
 async def test_cancelling_a_fed_thread_reaches_its_cleanup() -> None:
     send, receive = trio.open_memory_channel[bytes](0)
     cleaned = threading.Event()
@@ -154,7 +166,8 @@ async def test_cancelling_a_fed_thread_reaches_its_cleanup() -> None:
     with send, trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(feed_thread, consume, receive)
-            await send.send(b"a")
+            await send.send(bytes(2**18))
+            await send.send(b"a")  # taken by the thread
             scope.cancel()
     assert scope.cancelled_caught
     assert cleaned.is_set()

@@ -361,8 +361,8 @@ async def test_a_cancelled_upload_leaves_nothing(store: NarStore, tmp_path: Path
     with send, trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ingest_bundle, receive, store, everything)
-            await send.send(data[:100_000])
-            await send.send(data[100_000:200_000])
+            await send.send(data[:300_000])
+            await send.send(data[300_000:600_000])
             assert len(files_below(tmp_path / "spool")) == 1
             scope.cancel()
     assert scope.cancelled_caught

@@ -1,0 +1,164 @@
+"""The HTTP listener: ports, early answers, broken clients, and a drain that ends whatever clients do."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from gradient.nar.narinfo import NarInfo
+from gradient.web import connection, serve_http
+from gradient.web.errors import PortInUse
+from tests.graph.world import hash_part
+from tests.integration.web_support import Web, item, running_web
+
+
+def port_of(web: Web) -> int:
+    return int(web.url.rpartition(":")[2])
+
+
+async def dial(web: Web) -> trio.SocketStream:
+    return await trio.open_tcp_stream("127.0.0.1", port_of(web))
+
+
+async def everything(stream: trio.SocketStream) -> bytes:
+    return b"".join([piece async for piece in stream])
+
+
+async def test_a_port_in_use_is_one_clear_error(web: Web) -> None:
+    serve = partial(serve_http.serve_http, web.app, "127.0.0.1", port_of(web), stop=trio.Event())
+    with pytest.raises(PortInUse, match=f"127.0.0.1:{port_of(web)} is in use"):
+        await serve()
+
+
+async def test_garbage_is_refused_and_the_server_lives(web: Web) -> None:
+    for garbage in (b"\x00\xff\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET " + b"/x" * 20_000, b"\r\n" * 100):
+        async with await dial(web) as stream:
+            await stream.send_all(garbage)
+            await stream.send_eof()
+            with trio.fail_after(5):
+                await everything(stream)
+    # Bytes behind a complete answer, and a client that resets.
+    stream = await dial(web)
+    await stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    await stream.receive_some()
+    await stream.send_all(b"\x00garbage\r\n\r\n")
+    stream.socket.close()
+    assert (await web.call("GET", "/health"))[0] == 200
+
+
+async def test_a_refused_upload_is_answered_before_it_is_read(web: Web) -> None:
+    """A client that sends everything before it reads sees the answer all the same."""
+    body = os.urandom(5_000_000)
+    async with await dial(web) as stream:
+        head = "POST /api/v1/uploads HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        with trio.fail_after(5):
+            await stream.send_all(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = await everything(stream)
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert b"a token is needed" in answer
+
+
+async def test_a_refused_upload_does_not_hang_on_a_silent_client(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LINGER", 0.05)
+    async with await dial(web) as stream:
+        head = b"POST /api/v1/uploads HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nbegin"
+        await stream.send_all(head)
+        with trio.fail_after(5):
+            assert (await everything(stream)).startswith(b"HTTP/1.1 401")
+
+
+async def test_a_connection_carries_many_requests_and_idles_out(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_http, "KEEP_ALIVE", 0.2)
+    request = b"GET /cache/main/nix-cache-info HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with running_web(database_url, tmp_path) as web, await dial(web) as stream:
+        for _ in range(3):
+            await stream.send_all(request)
+            answer = b""
+            while not answer.endswith(b"Priority: 10\n"):
+                answer += await stream.receive_some()
+        # The idle timeout begins again after each answer; without it nobody would ever close this.
+        with trio.fail_after(5):
+            assert await everything(stream) == b""
+
+
+async def test_a_flood_of_connections_is_closed_at_the_door(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_http, "MAX_CONNECTIONS", 2)
+    streams = [await dial(web) for _ in range(2)]
+    await wait_all_tasks_blocked(0.05)
+    async with await dial(web) as third:
+        with trio.fail_after(5), pytest.raises((trio.BrokenResourceError, StopAsyncIteration)):
+            if not await third.receive_some():
+                raise StopAsyncIteration
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_a_drain_ends_idle_connections_streams_and_answers(database_url: str, tmp_path: Path) -> None:
+    with trio.fail_after(4):
+        async with running_web(database_url, tmp_path) as web:
+            evaluation = await web.world.evaluation()
+            idle, streaming = await dial(web), await dial(web)
+            path = f"/api/v1/evaluations/{evaluation}/events"
+            await streaming.send_all(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            received = await streaming.receive_some()
+            await wait_all_tasks_blocked(0.05)
+        # Left: everything was closed, and the stream came to its proper end.
+        received += await everything(streaming)
+        assert received.endswith(b"0\r\n\r\n")
+        assert await everything(idle) == b""
+        await idle.aclose()
+        await streaming.aclose()
+
+
+async def test_a_drain_ends_clients_that_stopped_reading(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_http, "DRAIN_LIMIT", 0.1)
+    with trio.fail_after(10):
+        async with running_web(database_url, tmp_path) as web:
+            await web.upload(item("big", os.urandom(30_000_000)))
+            info = (await web.get(f"/cache/main/{hash_part('big')}.narinfo")).body.decode()
+            stalled = await dial(web)
+            url = NarInfo.parse(info).url
+            await stalled.send_all(f"GET /cache/main/{url} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await stalled.receive_some(10)
+            await wait_all_tasks_blocked(0.05)
+        await stalled.aclose()
+
+
+async def test_cancelling_ends_them_too(database_url: str, tmp_path: Path) -> None:
+    with trio.fail_after(10):
+        with pytest.RaisesGroup(KeyError, allow_unwrapped=True, flatten_subgroups=True):
+            async with running_web(database_url, tmp_path) as web:
+                await web.upload(item("big", os.urandom(30_000_000)))
+                info = (await web.get(f"/cache/main/{hash_part('big')}.narinfo")).body.decode()
+                stalled = await dial(web)
+                url = NarInfo.parse(info).url
+                await stalled.send_all(f"GET /cache/main/{url} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                await stalled.receive_some(10)
+                await wait_all_tasks_blocked(0.05)
+                raise KeyError
+        await stalled.aclose()
+
+
+async def test_a_crash_in_a_handler_is_500_and_costs_one_request(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("gradient.graph.page_reads.evaluations", broken)
+    assert await web.call("GET", "/api/v1/evaluations") == (500, {"error": "internal server error"})
+    monkeypatch.undo()
+    assert (await web.call("GET", "/api/v1/evaluations"))[0] == 200
