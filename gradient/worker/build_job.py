@@ -18,6 +18,7 @@ import trio
 from gradient.model import BuildKind, BuildMetrics, BuildSpec, BuildStage, BuiltOutput, FailureKind
 from gradient.nix.daemon.build_result import BuildResult, ResultStatus
 from gradient.nix.daemon.connection import DaemonConnection
+from gradient.nix.daemon.path_info import PathInfo
 from gradient.nix.daemon.stderr import Message, log_line
 from gradient.nix.hashes import Hash
 from gradient.wire.messages import Building, BuildOutput, Stage
@@ -28,6 +29,7 @@ from gradient.worker.errors import JobFault, build_failure_kind
 from gradient.worker.job import Job
 from gradient.worker.machine import Machine
 from gradient.worker.products import read_products
+from gradient.worker.store_info import path_infos
 from gradient.worker.uploads import Uploader
 
 # Kinds that need a Nix store are all that this worker does.
@@ -56,15 +58,24 @@ async def run_build_job(job: Job, spec: BuildSpec, machine: Machine, concurrent:
     if spec.kind in _UNSUPPORTED:
         raise JobFault(FailureKind.PERMANENT, f"this worker cannot {_UNSUPPORTED[spec.kind]}")
     built = await _obtain(job, spec, machine)
-    metrics = _metrics(built, machine, concurrent)
-    outputs = await _describe(built.outputs, machine)
+    infos = await path_infos(machine, built.outputs.values())
     await job.send(
-        BuildOutput(*job.key, spec.build_id, outputs, substituted=built.result is None, metrics=metrics)
+        BuildOutput(
+            *job.key,
+            spec.build_id,
+            outputs=await _described(built.outputs, infos),
+            substituted=built.result is None,
+            metrics=_metrics(built, machine, concurrent),
+        )
     )
     await job.send(Stage(*job.key, BuildStage.UPLOAD))
     with job.timeline.span("nar_push") as counted:
-        counted.paths = len(outputs)
-        await Uploader(job, machine).upload(output.path for output in outputs)
+        counted.paths, counted.bytes = len(infos), sum(info.nar_size for info in infos)
+        uploader = Uploader(job, machine)
+        if built.result is None:
+            await uploader.upload(built.outputs.values())
+        else:
+            await uploader.upload_new(infos)
 
 
 async def _obtain(job: Job, spec: BuildSpec, machine: Machine) -> _Built:
@@ -166,19 +177,13 @@ def _outputs(spec: BuildSpec, result: BuildResult) -> dict[str, str]:
     return known | result.outputs
 
 
-async def _describe(outputs: Mapping[str, str], machine: Machine) -> tuple[BuiltOutput, ...]:
-    products = await trio.to_thread.run_sync(
-        lambda: {path: read_products(path, tuple(outputs.values())) for path in outputs.values()}
+async def _described(outputs: Mapping[str, str], infos: Sequence[PathInfo]) -> tuple[BuiltOutput, ...]:
+    paths = tuple(outputs.values())
+    products = await trio.to_thread.run_sync(lambda: [read_products(path, paths) for path in paths])
+    return tuple(
+        BuiltOutput(name, info.path, info.nar_size, Hash.parse(info.nar_hash, "sha256").nix32(), found)
+        for name, info, found in zip(outputs, infos, products, strict=True)
     )
-    described = []
-    async with machine.store.connection() as store:
-        for name, path in outputs.items():
-            info = await store.query_path_info(path)
-            if info is None:
-                raise JobFault(FailureKind.TRANSIENT, f"{path} is not valid in the local store any more")
-            nar_hash = Hash.parse(info.nar_hash, "sha256").nix32()
-            described.append(BuiltOutput(name, path, info.nar_size, nar_hash, products[path]))
-    return tuple(described)
 
 
 def _metrics(built: _Built, machine: Machine, concurrent: int) -> BuildMetrics | None:

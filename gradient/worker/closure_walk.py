@@ -26,6 +26,9 @@ from gradient.worker.walk import Batcher, Read, Walk
 
 # How long a partly filled batch waits for the next finding: as long as publishing it takes.
 FLUSH_AFTER: Final = 0.05  # seconds
+# How long to wait for more after the first finding: each wave costs a question to the server, and an
+# evaluator finds dozens of small attributes in this time.
+GATHER: Final = 0.02  # seconds
 # Warnings and traces of one evaluation that are kept, and characters of each.
 MAX_WARNINGS: Final = 100
 MAX_WARNING: Final = 2000
@@ -72,42 +75,32 @@ class ClosureWalk:
     async def run(self) -> None:
         """Walk until the findings end and everything below them is published."""
         with self._publisher:
-            coming = True
-            while coming or not self._walk.idle:
-                if self._walk.idle:
-                    coming = await self._take_next()
-                coming = coming and await self._take_waiting()
+            while await self._take_some():
                 await self._wave()
-            await self._flush()
+            await self._walk_all()
 
     # --- what comes in ------------------------------------------------------------------------------
 
-    async def _take_next(self) -> bool:
-        """Wait for the next finding; False at their end. Publishes what is there when that takes long."""
-        if not self._batcher.is_empty:
-            with trio.move_on_after(FLUSH_AFTER):
-                return await self._take_one()
-            await self._flush()
-        return await self._take_one()
-
-    async def _take_one(self) -> bool:
+    async def _take_some(self) -> bool:
+        """Take what was found meanwhile; wait for it when nothing is left to read. False at its end."""
         try:
-            found = await self._found.receive()
+            if self._walk.idle:
+                await self._take(await self._next())
+                await trio.sleep(GATHER)
+            while True:
+                await self._take(self._found.receive_nowait())
+        except trio.WouldBlock:
+            return True
         except trio.EndOfChannel:
             return False
-        await self._take(found)
-        return True
 
-    async def _take_waiting(self) -> bool:
-        """Take every finding that is there already; False at their end."""
-        while True:
-            try:
-                found = self._found.receive_nowait()
-            except trio.WouldBlock:
-                return True
-            except trio.EndOfChannel:
-                return False
-            await self._take(found)
+    async def _next(self) -> Found:
+        """Wait for the next finding, and publish what is there when that takes long."""
+        if not self._batcher.is_empty:
+            with trio.move_on_after(FLUSH_AFTER):
+                return await self._found.receive()
+            await self._flush()
+        return await self._found.receive()
 
     async def _take(self, found: Found) -> None:
         match found:
@@ -156,6 +149,12 @@ class ClosureWalk:
             return frozenset()
         return await self._job.queries.known(self._job.job_id, asked) & frozenset(asked)
 
+    async def _walk_all(self) -> None:
+        """Read everything below what was found so far, and publish it."""
+        while not self._walk.idle:
+            await self._wave()
+        await self._flush()
+
     async def _flush(self) -> None:
         if batch := self._batcher.flush():
             await self._publisher.publish(batch)
@@ -167,9 +166,7 @@ class ClosureWalk:
         for path in wanted.drv_paths:
             self._imports.add(path)
             self._walk.again(path)
-        while not self._walk.idle:
-            await self._wave()
-        await self._flush()
+        await self._walk_all()
         await self._publisher.settled()
         wanted.published.set()
 

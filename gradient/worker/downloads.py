@@ -29,6 +29,8 @@ from gradient.wire.messages import CachedPathInfo, QueryMode
 from gradient.worker.errors import JobFault
 from gradient.worker.job import Job
 from gradient.worker.machine import Machine
+from gradient.worker.patience import Watched
+from gradient.worker.store_info import invalid
 from gradient.worker.store_names import full_path
 
 # A chain of references this long is nobody's closure.
@@ -65,7 +67,7 @@ class Downloader:
 
         Raises JobFault: InputsUnavailable with the paths that the cache does not have or cannot give,
         Transient when it cannot be reached."""
-        absent = await self._import_closure(await self._invalid(wanted), strict=True)
+        absent = await self._import_closure(await invalid(self._machine, wanted), strict=True)
         assert not absent
 
     async def pull(self, wanted: Collection[str]) -> frozenset[str]:
@@ -84,11 +86,6 @@ class Downloader:
                 nursery.start_soon(self._import, closure[path], done)
         return absent
 
-    async def _invalid(self, paths: Collection[str]) -> list[str]:
-        async with self._machine.store.connection() as store:
-            valid = await store.query_valid_paths(paths)
-        return [path for path in paths if path not in valid]
-
     async def _closure(
         self, wanted: Collection[str], *, strict: bool
     ) -> tuple[dict[str, CachedPathInfo], frozenset[str]]:
@@ -104,7 +101,7 @@ class Downloader:
             absent = absent or lacking
             found.update((path, _checked(answer.paths[path])) for path in frontier if path not in lacking)
             below = {r for path in frontier if path in found for r in found[path].references}
-            frontier = await self._invalid(sorted(below - found.keys())) if below - found.keys() else []
+            frontier = await invalid(self._machine, sorted(below - found.keys()))
             if not frontier:
                 return found, absent
         raise JobFault(FailureKind.PERMANENT, f"references go on for more than {MAX_ROUNDS} rounds")
@@ -116,8 +113,10 @@ class Downloader:
                 for reference in info.references:
                     if reference != info.path and reference in done:
                         await done[reference].wait()
+                as_told = _path_info(info)
                 async with self._machine.store.connection() as store:
-                    await store.add_to_store_nar(_path_info(info), _pieces(nar), dont_check_sigs=True)
+                    pieces = _Pieces(nar, as_told.nar_size)
+                    await store.add_to_store_nar(as_told, pieces, dont_check_sigs=True)
             done[info.path].set()
         finally:
             self._machine.downloads.release_on_behalf_of(done[info.path])
@@ -148,7 +147,7 @@ class Downloader:
                     raise _Gone(f"HTTP {body.status}")
                 if body.status != 200:
                     raise DownloadFailed(f"HTTP {body.status}")
-                return await feed_thread(_verify(info), _watched(body, patience))
+                return await feed_thread(_verify(info), Watched(body, patience, STALL_LIMIT))
         raise DownloadFailed(f"nothing came for {STALL_LIMIT:g} s")
 
 
@@ -213,23 +212,21 @@ def _verify(info: CachedPathInfo) -> Callable[[Iterator[bytes]], IO[bytes]]:
     return unpack
 
 
-async def _pieces(nar: IO[bytes]) -> AsyncIterator[bytes]:
+@attrs.define(eq=False)
+class _Pieces(AsyncIterator[bytes]):
     """The NAR in pieces; what lies in a file is read in a thread."""
-    while piece := await _read(nar):
-        yield piece
 
+    _nar: IO[bytes]
+    _size: int
 
-async def _read(nar: IO[bytes]) -> bytes:
-    if getattr(nar, "_rolled", True):
-        return await trio.to_thread.run_sync(nar.read, READ_SIZE)
-    return nar.read(READ_SIZE)
-
-
-async def _watched(chunks: AsyncIterator[bytes], patience: trio.CancelScope) -> AsyncIterator[bytes]:
-    """The same chunks, each of which renews the patience."""
-    async for chunk in chunks:
-        patience.deadline = trio.current_time() + STALL_LIMIT
-        yield chunk
+    async def __anext__(self) -> bytes:
+        if self._size <= IN_MEMORY:
+            piece = self._nar.read(READ_SIZE)
+        else:
+            piece = await trio.to_thread.run_sync(self._nar.read, READ_SIZE)
+        if not piece:
+            raise StopAsyncIteration
+        return piece
 
 
 def _unavailable(paths: Collection[str], why: str) -> JobFault:

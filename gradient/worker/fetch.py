@@ -27,6 +27,7 @@ from gradient.worker.downloads import Downloader
 from gradient.worker.errors import JobFault
 from gradient.worker.machine import Machine
 from gradient.worker.source_tree import commit_source
+from gradient.worker.store_info import path_infos
 
 # The name of every fetched source in the store.
 SOURCE: Final = "source"
@@ -132,10 +133,7 @@ async def _with_nar_hash(source: CachedSource, machine: Machine) -> CachedSource
     """Nix evaluates a source in the store only together with its NAR's hash."""
     if source.nar_hash is not None:
         return source
-    async with machine.store.connection() as store:
-        info = await store.query_path_info(source.store_path)
-    if info is None:
-        raise JobFault(FailureKind.TRANSIENT, f"{source.store_path} is not valid in the local store any more")
+    (info,) = await path_infos(machine, [source.store_path])
     return attrs.evolve(source, nar_hash=Hash.parse(info.nar_hash, "sha256").sri())
 
 

@@ -18,6 +18,7 @@ from gradient.worker.downloads import Downloader
 from gradient.worker.drv_files import output_paths
 from gradient.worker.job import Job
 from gradient.worker.machine import Machine
+from gradient.worker.store_info import invalid
 
 
 class Imports:
@@ -37,7 +38,7 @@ class Imports:
         Raises ImportFailed when one cannot be built, JobFault when the server or its cache fail."""
         drv_paths = [path for path in paths if path.endswith(EXTENSION)]
         outputs = await trio.to_thread.run_sync(_outputs, drv_paths)
-        if drv_paths and not await self._are_valid(outputs):
+        if await invalid(self._machine, outputs):
             await self._have_built(drv_paths)
         plain = [path for path in paths if not path.endswith(EXTENSION)]
         await self._downloader.make_valid([*outputs, *plain])
@@ -49,10 +50,6 @@ class Imports:
         result = await self._job.queries.import_built(*self._job.key, drv_paths)
         if result.failed_drv is not None:
             raise ImportFailed(result.failed_drv, result.reason or "its build failed")
-
-    async def _are_valid(self, outputs: Sequence[str]) -> bool:
-        async with self._machine.store.connection() as store:
-            return len(await store.query_valid_paths(outputs)) == len(outputs)
 
 
 def _outputs(drv_paths: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ from gradient.wire.messages import EvalMessage
 from gradient.worker.downloads import Downloader
 from gradient.worker.job import Job
 from gradient.worker.machine import Machine
+from gradient.worker.store_info import invalid
 
 
 @attrs.frozen
@@ -46,11 +47,11 @@ async def fetch_inputs(inputs: Inputs, job: Job, machine: Machine, downloader: D
     by_path = {str(locked.store_path): locked for locked in inputs.locked.values() if locked.store_path}
     if not by_path:
         return []
-    missing = await _invalid(by_path, machine)
+    missing = await invalid(machine, by_path)
     if missing:
         left = await downloader.pull(missing)
         await _fetch_by_domain([by_path[path] for path in missing if path in left], job, machine)
-        missing = await _invalid(missing, machine)
+        missing = await invalid(machine, missing)
     return [path for path in by_path if path not in missing]
 
 
@@ -71,13 +72,6 @@ async def _fetch_each(queue: Iterable[LockedInput], job: Job, machine: Machine) 
         except EvaluatorError as error:
             text = f"the input {locked.url or locked.problem} was not fetched: {headline(str(error))}"
             await job.send(EvalMessage(*job.key, MessageLevel.WARNING, "fetch", text))
-
-
-async def _invalid(paths: Iterable[str], machine: Machine) -> list[str]:
-    asked = list(paths)
-    async with machine.store.connection() as store:
-        valid = await store.query_valid_paths(asked)
-    return [path for path in asked if path not in valid]
 
 
 def _read(file: Path) -> bytes | None:

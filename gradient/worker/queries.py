@@ -7,6 +7,7 @@ questions of at most a thousand paths are under way: one of 37,000 would hold up
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 from urllib.parse import urljoin
@@ -37,6 +38,8 @@ MAX_IN_FLIGHT: Final = 4
 ANSWER_LIMIT: Final = 75.0  # seconds
 # A server that says "unknown" has trouble with its database or its object store: seconds, or for long.
 TRIES: Final = 4
+# A grant is not used that runs out sooner than a small upload may take.
+GRANT_MARGIN: Final = 300.0  # seconds
 FIRST_PAUSE: Final = 0.5  # seconds
 
 log = structlog.get_logger(__name__)
@@ -77,6 +80,8 @@ class Queries:
         self._ids = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._permits = trio.Semaphore(MAX_IN_FLIGHT)
+        # What the newest answer lets us upload with.
+        self._grant: UploadGrant | None = None
 
     def answered(self, answer: Answer) -> None:
         """Take an answer from the reader. One that nobody waits for any more is dropped."""
@@ -96,8 +101,15 @@ class Queries:
                 for page in pages:
                     nursery.start_soon(self._collect, answers, job_id, page, mode)
         infos = {info.path: self._absolute(info) for answer in answers for info in answer.cached}
-        grant = next((answer.upload for answer in answers if answer.upload), None)
-        return CacheAnswer(infos, grant and self._absolute(grant))
+        grant = next((self._absolute(answer.upload) for answer in answers if answer.upload), None)
+        self._grant = grant or self._grant
+        return CacheAnswer(infos, grant)
+
+    def usable_grant(self) -> UploadGrant | None:
+        """The newest grant, if it is good for some minutes more by our clock. Where clocks differ the server
+        refuses it, and a try with a fresh one follows."""
+        grant = self._grant
+        return grant if grant is not None and grant.expires - time.time() > GRANT_MARGIN else None
 
     async def known(self, job_id: str, drv_paths: Sequence[str]) -> frozenset[str]:
         """Those of at most MAX_PATHS derivations whose closure the graph has completely.

@@ -25,6 +25,8 @@ from gradient.wire.messages import QueryMode, UploadGrant
 from gradient.worker.errors import JobFault
 from gradient.worker.job import Job
 from gradient.worker.machine import Machine
+from gradient.worker.patience import Watched
+from gradient.worker.store_info import path_infos
 from gradient.worker.store_names import base_name, base_names
 
 # NARs up to this size share a request, and a request holds so many bytes of them: it is packed in memory.
@@ -72,13 +74,27 @@ class Uploader:
             return
         answer = await self._job.queries.cache(self._job.job_id, new, QueryMode.PUSH)
         missing = [path for path in new if not answer.holds(path)]
-        bundles = plan_bundles(await self._items(missing, known or {}))
+        await self._deliver_all(await self._items(missing, known or {}), answer.grant)
+
+    async def upload_new(self, infos: Sequence[PathInfo]) -> None:
+        """The same for paths that were made just now: small ones are sent without asking, with the grant of
+        an earlier question, since the cache hardly has them. One it has after all it skips."""
+        items = [path_item(info) for info in infos]
+        grant = self._job.queries.usable_grant()
+        if grant is None or sum(info.nar_size for info in infos) > SMALL_NAR:
+            await self.upload((info.path for info in infos), {i.header.store_path: i for i in items})
+        else:
+            self._taken.update(info.path for info in infos)
+            await self._deliver_all(items, grant)
+
+    async def _deliver_all(self, items: Collection[BundleItem], grant: UploadGrant | None) -> None:
+        bundles = plan_bundles(items)
         if len(bundles) == 1:
-            await self._deliver(bundles[0], answer.grant)
+            await self._deliver(bundles[0], grant)
         elif bundles:
             async with trio.open_nursery() as nursery:
                 for bundle in bundles:
-                    nursery.start_soon(self._deliver, bundle, answer.grant)
+                    nursery.start_soon(self._deliver, bundle, grant)
 
     async def _items(self, paths: Sequence[str], known: Mapping[str, BundleItem]) -> list[BundleItem]:
         unknown = [path for path in paths if path not in known]
@@ -86,10 +102,7 @@ class Uploader:
         return [known.get(path) or described[path] for path in paths]
 
     async def _describe(self, paths: Sequence[str]) -> list[BundleItem]:
-        if not paths:
-            return []
-        async with self._machine.store.connection() as store:
-            return [_item(path, await store.query_path_info(path)) for path in paths]
+        return [path_item(info) for info in await path_infos(self._machine, paths)]
 
     async def _deliver(self, items: Sequence[BundleItem], grant: UploadGrant | None) -> None:
         pause = FIRST_PAUSE
@@ -127,7 +140,7 @@ class Uploader:
                 response = await self._post(grant, await trio.to_thread.run_sync(pack_bundle, items))
             else:
                 async with bundled(items) as stream:
-                    response = await self._post(grant, _watched(stream, patience))
+                    response = await self._post(grant, Watched(stream, patience, STALL_LIMIT))
         if patience.cancelled_caught:
             raise UploadRefused(f"nothing moved for {STALL_LIMIT:g} s")
         if response.status != 200:
@@ -163,22 +176,13 @@ def pack_bundle(items: Sequence[BundleItem]) -> bytes:
     return b"".join(Kept(write_bundle(items, Packer())))
 
 
-async def _watched(chunks: AsyncIterator[bytes], patience: trio.CancelScope) -> AsyncIterator[bytes]:
-    """The same chunks, each of which renews the patience."""
-    async for chunk in chunks:
-        patience.deadline = trio.current_time() + STALL_LIMIT
-        yield chunk
-    patience.deadline = trio.current_time() + STALL_LIMIT
-
-
-def _item(path: str, info: PathInfo | None) -> BundleItem:
-    if info is None:
-        raise JobFault(FailureKind.TRANSIENT, f"{path} is not valid in the local store any more")
+def path_item(info: PathInfo) -> BundleItem:
+    """A path of the local store as an upload."""
     header = EntryHeader(
-        store_path=path,
+        store_path=info.path,
         references=base_names(info.references),
         deriver=info.deriver and base_name(info.deriver),
         ca=info.ca,
         nar_size=info.nar_size,
     )
-    return BundleItem(header, Path(path))
+    return BundleItem(header, Path(info.path))
