@@ -48,6 +48,13 @@ TEST_SETTINGS = {
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on the run's PostgreSQL, so that `-m postgres` repeats just that on another."""
+    for item in items:
+        if "databases" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.postgres)
+
+
 @contextmanager
 def running(postgres: EmbeddedPostgres) -> Iterator[str]:
     """Run `postgres` in a trio thread beside pytest-trio's runs; the DSN of its maintenance database."""
