@@ -11,7 +11,6 @@ import pytest
 import trio
 import trio.lowlevel
 import trio.testing
-from daemon_support import LAST, Replay, ScriptedDaemon, error, scripted
 
 from gradient.nix.daemon import pool
 from gradient.nix.daemon.address import SocketAddress
@@ -30,6 +29,7 @@ from gradient.nix.daemon.pool import DaemonPool
 from gradient.nix.daemon.primitives import pairs, string, u64
 from gradient.nix.daemon.stderr import LogText, Message
 from gradient.nix.daemon.transport import Transport
+from tests.unit.daemon_support import LAST, Replay, ScriptedDaemon, error, scripted
 
 PATH = "/nix/store/0q6yv2alszy3ij8bisdsahrwabxhghmg-greeting.txt"
 DRV = "/nix/store/0q6yv2alszy3ij8bisdsahrwabxhghmg-x.drv"

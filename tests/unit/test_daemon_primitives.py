@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-from daemon_support import Replay, error
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from gradient.nix.daemon.path_info import PathInfo
 from gradient.nix.daemon.primitives import Decoder, string, strings, u64
 from gradient.nix.daemon.stream import DaemonStream
 from gradient.nix.daemon.transport import Transport
+from tests.unit.daemon_support import Replay, error
 
 words = st.text(max_size=40)
 numbers = st.integers(0, 2**64 - 1)

@@ -18,7 +18,6 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from daemon_support import Replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from gradient.nix.daemon.operations import AddMethod
 from gradient.nix.daemon.options import DaemonOptions
 from gradient.nix.daemon.stderr import Message, log_line
 from gradient.nix.daemon.transport import Transport, open_transport
+from tests.unit.daemon_support import Replay
 
 MISSING = "/nix/store/00000000000000000000000000000000-missing"
 OPTIONS = DaemonOptions(timeout=600, extra=(("substitute", "false"),))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import trio
-from daemon_support import Replay
 
 from gradient.nix.daemon import handshake, operations, options
 from gradient.nix.daemon.errors import DaemonProtocolError, DaemonTooOld
@@ -16,6 +15,7 @@ from gradient.nix.daemon.primitives import Decoder, pairs, read_strings, read_u6
 from gradient.nix.daemon.requests import SHAPES, read_options_without_building, recorded
 from gradient.nix.daemon.stream import DaemonStream
 from gradient.nix.daemon.transport import Transport
+from tests.unit.daemon_support import Replay
 
 PATH = "/nix/store/0q6yv2alszy3ij8bisdsahrwabxhghmg-x"
 DRV = f"{PATH}.drv"
