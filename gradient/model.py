@@ -168,6 +168,25 @@ class AttemptReason(IntEnum):
 # --- jobs -----------------------------------------------------------------------------------------
 
 
+class ClusterStatus(IntEnum):
+    """Where a cluster of jobs stands."""
+
+    QUEUED = 0
+    RUNNING = 1
+    COMPLETED = 2
+    FAILED = 3
+    ABORTED = 4
+
+
+class ClusterOutcome(IntEnum):
+    """How one attempt at running a cluster ended."""
+
+    SUCCEEDED = 0
+    FAILED = 1
+    PREPARE_FAILED = 2
+    ABORTED = 3
+
+
 class JobKind(IntEnum):
     """The two kinds of job, as `dispatched_job.kind` holds them."""
 

@@ -76,11 +76,11 @@ OPEN_ASSIGNMENT: Final = Statement(
 )
 CLOSE_ATTEMPT: Final = Statement(
     "close_attempt",
-    """
+    f"""
     UPDATE build_attempt
     SET outcome = %(outcome)s, reason = %(reason)s, failure_message = %(message)s,
         build_finished_at = %(now)s
-    WHERE dispatched_job = %(assignment)s AND outcome = 0
+    WHERE dispatched_job = %(assignment)s AND outcome = {int(AttemptOutcome.RUNNING)}
     """,
 )
 CLOSE_OPEN_ASSIGNMENTS: Final = Statement(
@@ -90,6 +90,10 @@ CLOSE_OPEN_ASSIGNMENTS: Final = Statement(
     WHERE id = ANY(%(ids)s) AND finished_at IS NULL
     RETURNING id, kind, evaluation, derivation
     """,
+)
+OPEN_ASSIGNMENTS_OF_WORKER: Final = Statement(
+    "open_assignments_of_worker",
+    "SELECT id FROM dispatched_job WHERE worker_id = %(worker)s AND finished_at IS NULL",
 )
 OPEN_ASSIGNMENTS_OF_JOBS: Final = Statement(
     "open_assignments_of_jobs",
@@ -211,6 +215,11 @@ async def abandon_assignments(
     """Close those still open as abandoned: (id, kind, evaluation, derivation) of each."""
     rows = await tx.rows(CLOSE_OPEN_ASSIGNMENTS, ids=ordered(assignments), now=tx.now)
     return [(i, JobKind(kind), evaluation, derivation) for i, kind, evaluation, derivation in rows]
+
+
+async def assignments_of_worker(tx: Transaction, worker: UUID) -> list[int]:
+    """The assignments a worker has open."""
+    return await tx.ids(OPEN_ASSIGNMENTS_OF_WORKER, worker=worker)
 
 
 async def mark_abort_sent(tx: Transaction, jobs: Collection[str]) -> list[str]:

@@ -10,24 +10,33 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
+from uuid import UUID
 
 import attrs
 
 from gradient.graph.assignments import (
     Assignment,
     abandon_assignments,
+    assignments_of_worker,
     close_assignment,
     close_attempt,
     open_assignment,
     timeline_json,
 )
-from gradient.graph.can_start import became_fetchable, unpromote_ungated
+from gradient.graph.can_start import became_fetchable, promote, unpromote_ungated
 from gradient.graph.dependency_failure import cascade_dependency_failed
-from gradient.graph.evaluations import lose_evaluations
-from gradient.graph.failure import Decision, FailedAttempt, RetryLimits, backoff_secs, decide
+from gradient.graph.evaluations import lose_evaluations, requeue_evaluation
+from gradient.graph.failure import (
+    MAX_DOUBLINGS,
+    Decision,
+    FailedAttempt,
+    RetryLimits,
+    backoff_secs,
+    decide,
+)
 from gradient.graph.locks import proven
 from gradient.graph.moves import BuildChange
-from gradient.graph.need import need_after, skip_unwanted, update_and_settle_need
+from gradient.graph.need import need_after, settle_held, skip_unwanted, thaw_wanted, update_and_settle_need
 from gradient.graph.predicates import any_of, present_predicate
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
@@ -156,7 +165,6 @@ COUNT_FAILURES: Final = Statement(
     FROM build_attempt a WHERE a.derivation = %(derivation)s AND a.outcome = {int(AttemptOutcome.FAILED)}
     """,
 )
-# A decided failure takes its evaluation's log lines with it: the tail explains the message.
 REQUEUE_BUILDING: Final = Statement(
     "requeue_building",
     f"""
@@ -170,7 +178,7 @@ LOSE_ATTEMPTS: Final = Statement(
     UPDATE build_attempt
     SET outcome = {int(AttemptOutcome.ABORTED)}, reason = {int(AttemptReason.WORKER_LOST)},
         build_finished_at = %(now)s
-    WHERE dispatched_job = ANY(%(assignments)s) AND outcome = 0
+    WHERE dispatched_job = ANY(%(assignments)s) AND outcome = {int(AttemptOutcome.RUNNING)}
     """,
 )
 # The newest attempts of each, all of them lost workers: the streak that gives a build up.
@@ -197,13 +205,14 @@ GIVE_UP: Final = Statement(
     """,
 )
 # One row per step of the backoff: `due[n]` is the latest `updated_at` that try n may start again from.
+# Every try beyond the last step waits as long as that one.
 RETRY_TRANSIENT: Final = Statement(
     "retry_transient",
     f"""
     UPDATE derivation_build b
     SET status = {int(BuildStatus.QUEUED)}, queued_at = %(now)s, updated_at = %(now)s
     FROM unnest(%(attempts)s::smallint[], %(due)s::timestamptz[]) AS step (attempt, due)
-    WHERE b.status = {int(BuildStatus.FAILED_TRANSIENT)} AND b.attempt = step.attempt
+    WHERE b.status = {int(BuildStatus.FAILED_TRANSIENT)} AND step.attempt = least(b.attempt, %(last)s)
       AND b.updated_at <= step.due
     RETURNING b.derivation
     """,
@@ -338,10 +347,29 @@ async def _apply_decision(tx: Transaction, derivation: int, old: BuildStatus, de
     if decision.cascade:
         await cascade_dependency_failed(tx, [derivation])
     await need_after(tx, [BuildChange(derivation, old, decision.status)])
-    if decision.status in {BuildStatus.QUEUED, BuildStatus.CREATED}:
-        tx.moves.returned.add(f"build:{derivation}")
-        await unpromote_ungated(tx, [derivation])
-        await skip_unwanted(tx, [derivation])
+    match decision.status:
+        case BuildStatus.QUEUED:
+            tx.moves.returned.add(f"build:{derivation}")
+            await _settle_requeued(tx, [derivation])
+        case BuildStatus.CREATED:
+            # Its inputs are needed from here on.
+            await update_and_settle_need(tx, [derivation], only_gains=True)
+            await settle_held(tx, [derivation])
+            await skip_unwanted(tx, [derivation])
+            await promote(tx, [derivation])
+        case BuildStatus.FAILED_TRANSIENT:
+            await settle_held(tx, [derivation])
+        case BuildStatus.ABORTED:
+            # Wanted again while its worker was still stopping: the abort was the last evaluation's matter.
+            await thaw_wanted(tx, [derivation])
+
+
+async def _settle_requeued(tx: Transaction, ids: Collection[int]) -> None:
+    """Queued again by a report: done where every output was uploaded all the same, out of the queue where
+    the conditions no longer hold, Skipped where nobody needs it any more."""
+    await settle_held(tx, ids)
+    await unpromote_ungated(tx, ids)
+    await skip_unwanted(tx, ids)
 
 
 async def _write_status(
@@ -397,11 +425,10 @@ class ReturnAssignment:
         if job is None:
             return
         await close_attempt(tx, self.assignment, AttemptOutcome.ABORTED)
-        if job.kind is JobKind.EVAL:
-            tx.moves.returned.add(f"eval:{job.evaluation}")
+        if job.evaluation is not None and job.kind is JobKind.EVAL:
+            await requeue_evaluation(tx, job.evaluation)
         elif job.derivation is not None:
-            tx.moves.returned.add(f"build:{job.derivation}")
-            await unpromote_ungated(tx, [job.derivation])
+            await _requeue_builds(tx, [job.derivation])
 
 
 @attrs.frozen
@@ -412,22 +439,45 @@ class LoseAssignments:
 
     async def apply(self, tx: Transaction) -> None:
         """Builds back to Queued, evaluations back to waiting; those lost too often fail."""
-        closed = await abandon_assignments(tx, self.assignments)
-        await tx.run(LOSE_ATTEMPTS, assignments=[i for i, *_ in closed], now=tx.now)
-        builds = [derivation for _, kind, _, derivation in closed if kind is JobKind.BUILD and derivation]
-        await _requeue_lost(tx, ordered(builds))
-        evaluations = [e for _, kind, e, _ in closed if kind is JobKind.EVAL and e is not None]
-        await lose_evaluations(tx, evaluations)
+        await _lose(tx, self.assignments)
 
 
-async def _requeue_lost(tx: Transaction, builds: list[int]) -> None:
+@attrs.frozen
+class LoseWorker:
+    """A worker is gone (writer message), with every assignment it holds: also one whose claim was still
+    on its way when the session ended."""
+
+    worker: UUID
+
+    async def apply(self, tx: Transaction) -> None:
+        """As LoseAssignments."""
+        await _lose(tx, await assignments_of_worker(tx, self.worker))
+
+
+async def _lose(tx: Transaction, assignments: Collection[int]) -> None:
+    closed = await abandon_assignments(tx, assignments)
+    await tx.run(LOSE_ATTEMPTS, assignments=[i for i, *_ in closed], now=tx.now)
+    builds = [derivation for _, kind, _, derivation in closed if kind is JobKind.BUILD and derivation]
+    await _requeue_builds(tx, ordered(builds))
+    await _give_up_lost(tx, builds)
+    evaluations = [e for _, kind, e, _ in closed if kind is JobKind.EVAL and e is not None]
+    await lose_evaluations(tx, evaluations)
+
+
+async def _requeue_builds(tx: Transaction, builds: Collection[int]) -> None:
+    """Back for others: what a worker had, whether it had begun or not."""
     if not builds:
         return
     requeued = await tx.ids(REQUEUE_BUILDING, ids=builds, now=tx.now)
     tx.moves.change(BuildChange(i, BuildStatus.BUILDING, BuildStatus.QUEUED) for i in requeued)
     tx.moves.returned.update(f"build:{i}" for i in builds)
-    await unpromote_ungated(tx, builds)
-    await skip_unwanted(tx, builds)
+    await _settle_requeued(tx, builds)
+
+
+async def _give_up_lost(tx: Transaction, builds: Collection[int]) -> None:
+    """Builds that took ten workers in a row with them."""
+    if not builds:
+        return
     streaks = await tx.ids(LOST_STREAKS, ids=builds, limit=MAX_LOST_WORKERS)
     if streaks:
         rows = await tx.rows(GIVE_UP, ids=streaks, now=tx.now)
@@ -445,9 +495,11 @@ class RetryTransient:
 
     async def apply(self, tx: Transaction) -> int:
         """Back to Queued, and out of the queue again where the conditions no longer hold."""
-        attempts = list(range(1, self.limits.max_attempts + 1))
+        attempts = range(1, MAX_DOUBLINGS + 2)
         due = [tx.now - timedelta(seconds=backoff_secs(attempt, self.limits)) for attempt in attempts]
-        requeued = await tx.ids(RETRY_TRANSIENT, attempts=attempts, due=due, now=tx.now)
+        requeued = await tx.ids(
+            RETRY_TRANSIENT, attempts=list(attempts), due=due, last=attempts[-1], now=tx.now
+        )
         tx.moves.change(BuildChange(i, BuildStatus.FAILED_TRANSIENT, BuildStatus.QUEUED) for i in requeued)
-        await unpromote_ungated(tx, requeued)
+        await _settle_requeued(tx, requeued)
         return len(requeued)

@@ -13,21 +13,36 @@ from typing import Final
 from gradient.graph.locks import SharedBuildLock
 from gradient.graph.moves import BuildChange
 from gradient.graph.predicates import (
+    any_of,
     fetchable_predicate,
     gates_predicate,
     promotable_predicate,
+    shared_build_complete_predicate,
     unassigned_predicate,
 )
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
-from gradient.model import BuildStatus
+from gradient.model import CASCADE_TARGET, TERMINAL_SUCCESS, BuildStatus
 
+# What our cache holds already, with everything it refers to, is not built again: what waits for its turn,
+# or was not needed until now, is Substituted as it is marked. A job that is out finishes undisturbed.
 BECAME_FETCHABLE: Final = Statement(
     "became_fetchable",
     f"""
-    UPDATE derivation_build b SET fetchable = true
-    WHERE b.derivation = ANY(%(ids)s) AND NOT b.fetchable AND {fetchable_predicate("b")}
-    RETURNING b.derivation
+    WITH complete AS (
+        SELECT b.derivation, b.status, {any_of("b.status", TERMINAL_SUCCESS)} AS done
+        FROM derivation_build b
+        WHERE b.derivation = ANY(%(ids)s) AND NOT b.fetchable AND ({fetchable_predicate("b")}
+              OR ({any_of("b.status", CASCADE_TARGET | {BuildStatus.SKIPPED})}
+                  AND {shared_build_complete_predicate("b")} AND {unassigned_predicate("b")}))
+        ORDER BY b.derivation FOR NO KEY UPDATE
+    )
+    UPDATE derivation_build b
+    SET fetchable = true, substituted = b.substituted OR NOT c.done,
+        status = CASE WHEN c.done THEN c.status ELSE {int(BuildStatus.SUBSTITUTED)} END,
+        updated_at = CASE WHEN c.done THEN b.updated_at ELSE %(now)s END
+    FROM complete c WHERE b.derivation = c.derivation
+    RETURNING b.derivation, c.status, b.status
     """,
 )
 LOST_FETCHABILITY: Final = Statement(
@@ -128,10 +143,13 @@ PROMOTE_CLOSURE: Final = Statement(
 
 
 async def became_fetchable(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> list[int]:
-    """Mark those of `ids` that are successes with a complete closure, lower `blocking_deps` above them,
-    and queue what nothing blocks any more. Returns the rows that flipped."""
+    """Mark those of `ids` that are successes with a complete closure, or need no build because theirs is
+    complete already; lower `blocking_deps` above them, and queue what nothing blocks any more. Returns the
+    rows that flipped: an update of the need below those that were not successes is due."""
     lock.check(tx, ids)
-    flipped = await tx.ids(BECAME_FETCHABLE, ids=ordered(ids))
+    rows = await tx.rows(BECAME_FETCHABLE, ids=ordered(ids), now=tx.now)
+    tx.moves.change(BuildChange(i, BuildStatus(old), BuildStatus(new)) for i, old, new in rows if old != new)
+    flipped = [i for i, _, _ in rows]
     if flipped:
         await promote(tx, await tx.ids(RIPPLE_DOWN, flipped=flipped))
     return flipped

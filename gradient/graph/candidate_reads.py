@@ -12,7 +12,13 @@ from typing import Any, Final
 import attrs
 
 from gradient.graph.pg import Connection, fetch_all
-from gradient.graph.predicates import any_of, blocks_evaluation, live_evaluation, unassigned_predicate
+from gradient.graph.predicates import (
+    any_of,
+    blocks_evaluation,
+    build_edge,
+    live_evaluation,
+    unassigned_predicate,
+)
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import ordered
 from gradient.model import (
@@ -37,7 +43,7 @@ BUILD_CANDIDATES: Final = Statement(
            CASE WHEN b.cache_available THEN '{{}}' ELSE ARRAY(
                SELECT o.hash || '-' || o.package FROM derivation_dependency e
                JOIN derivation_output o ON o.derivation = e.dependency
-               WHERE e.derivation = b.derivation AND e.kind IN (0, 2)) END
+               WHERE e.derivation = b.derivation AND {build_edge("e")}) END
     FROM derivation_build b JOIN derivation d ON d.id = b.derivation
     WHERE b.derivation = ANY(%(ids)s) AND b.status = {int(BuildStatus.QUEUED)}
       AND {unassigned_predicate("b")}

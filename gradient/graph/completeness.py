@@ -1,7 +1,8 @@
 """From complete closures to fetchable builds: the step every event that moves a closure ends with.
 
-Layer: graph. `runtime_can_start` says whose closure flipped; this applies it to `fetchable`, the queue
-and the need, in that order.
+Layer: graph. `runtime_can_start` says whose closure flipped; this applies it to the status, `fetchable`,
+the queue and the need, in that order. What became complete without being built is Substituted: whether its
+NARs or its batch came first makes no difference.
 """
 
 from __future__ import annotations

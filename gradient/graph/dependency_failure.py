@@ -16,7 +16,7 @@ from gradient.graph.transaction import Transaction, ordered
 from gradient.model import CASCADE_TARGET, TERMINAL_FAILURE, BuildStatus
 
 _FAIL_ABOVE = f"""
-    WITH RECURSIVE failed (derivation) AS (
+    WITH RECURSIVE {{closure}}failed (derivation) AS (
         {{seeds}}
       UNION
         SELECT above.derivation FROM failed f, LATERAL (
@@ -38,23 +38,25 @@ _FAIL_ABOVE = f"""
 CASCADE_DEPENDENCY_FAILED: Final = Statement(
     "cascade_dependency_failed",
     _FAIL_ABOVE.format(
+        closure="",
         seeds="""SELECT above.derivation FROM derivation_dependency above
         WHERE above.dependency = ANY(%(failed)s)""",
         bound="",
     ),
 )
-# Within one closure, from every lasting failure and every build the evaluation aborted.
+# Within one closure, from every lasting failure and every build the evaluation aborted. The closure may be
+# larger than what the evaluation names: a pruned subtree has its interior unnamed.
 REPAIR_DEPENDENCY_FAILED: Final = Statement(
     "repair_dependency_failed",
     _FAIL_ABOVE.format(
-        seeds=f"""SELECT e.derivation FROM build_job j
-        JOIN derivation_build x ON x.derivation = j.derivation
-        JOIN derivation_dependency e ON e.dependency = j.derivation
-        JOIN build_job named ON named.evaluation = j.evaluation AND named.derivation = e.derivation
-        WHERE j.evaluation = %(evaluation)s AND (j.aborted OR {any_of("x.status", TERMINAL_FAILURE)})
-          AND {non_passthrough_predicate("x")}""",
-        bound="""AND EXISTS (SELECT FROM build_job n WHERE n.evaluation = %(evaluation)s
-                              AND n.derivation = b.derivation)""",
+        closure="closure (derivation) AS MATERIALIZED (SELECT unnest(%(closure)s::bigint[])), ",
+        seeds=f"""SELECT e.derivation FROM closure c
+        JOIN derivation_build x ON x.derivation = c.derivation
+        LEFT JOIN build_job j ON j.evaluation = %(evaluation)s AND j.derivation = c.derivation
+        JOIN derivation_dependency e ON e.dependency = c.derivation
+        JOIN closure inside ON inside.derivation = e.derivation
+        WHERE (j.aborted OR {any_of("x.status", TERMINAL_FAILURE)}) AND {non_passthrough_predicate("x")}""",
+        bound="AND EXISTS (SELECT FROM closure i WHERE i.derivation = b.derivation)",
     ),
 )
 
@@ -64,9 +66,12 @@ async def cascade_dependency_failed(tx: Transaction, failed: Collection[int]) ->
     await _apply(tx, await tx.rows(CASCADE_DEPENDENCY_FAILED, failed=ordered(failed), now=tx.now))
 
 
-async def repair_dependency_failed(tx: Transaction, evaluation: int) -> None:
+async def repair_dependency_failed(tx: Transaction, evaluation: int, closure: Collection[int]) -> None:
     """Repeat the walk within an evaluation's closure: catches builds named after their dependency failed."""
-    await _apply(tx, await tx.rows(REPAIR_DEPENDENCY_FAILED, evaluation=evaluation, now=tx.now))
+    rows = await tx.rows(
+        REPAIR_DEPENDENCY_FAILED, evaluation=evaluation, closure=ordered(closure), now=tx.now
+    )
+    await _apply(tx, rows)
 
 
 async def _apply(tx: Transaction, rows: list[tuple[int, int]]) -> None:

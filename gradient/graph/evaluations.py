@@ -13,22 +13,21 @@ from typing import Any, Final
 import attrs
 
 from gradient.graph.assignments import close_assignment, mark_abort_sent, open_assignment
-from gradient.graph.can_start import promote_closure
 from gradient.graph.counters import eval_counters
-from gradient.graph.dependency_failure import repair_dependency_failed
 from gradient.graph.messages import add_messages
 from gradient.graph.moves import BuildChange, JobAbort
 from gradient.graph.need import need_after, settle_need, update_need
-from gradient.graph.predicates import any_of, live_evaluation
+from gradient.graph.predicates import any_of, live_evaluation, unassigned_predicate
 from gradient.graph.reachability import eval_blocked
+from gradient.graph.repair import RepairScope, repair_build_graph
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Rejected, Transaction, ordered
 from gradient.model import (
     ABORTABLE,
-    BUILDER_STATUSES,
     EVALUATION_ACTIVE,
     EVALUATION_EVALUATING,
     EVALUATION_RUNNING,
+    PENDING,
     REQUEUEABLE,
     BuildStatus,
     CachedSource,
@@ -36,6 +35,7 @@ from gradient.model import (
     EvaluationKind,
     EvaluationStatus,
     FailureKind,
+    JobKind,
     MessageLevel,
     Repository,
     Span,
@@ -83,9 +83,11 @@ SET_STATUS: Final = Statement(
 )
 SET_WAITING_REASON: Final = Statement(
     "set_waiting_reason",
-    """
-    UPDATE evaluation SET waiting_reason = %(reason)s::jsonb, updated_at = %(now)s, waiting_since = %(now)s
-    WHERE id = %(evaluation)s AND status = 4 AND waiting_reason IS DISTINCT FROM %(reason)s::jsonb
+    f"""
+    UPDATE evaluation SET waiting_reason = %(reason)s::jsonb, updated_at = %(now)s,
+           waiting_since = CASE WHEN %(goes_on)s THEN waiting_since ELSE %(now)s::timestamptz END
+    WHERE id = %(evaluation)s AND status = {int(EvaluationStatus.WAITING)}
+      AND waiting_reason IS DISTINCT FROM %(reason)s::jsonb
     RETURNING id
     """,
 )
@@ -109,9 +111,9 @@ SET_STATS: Final = Statement(
 )
 COUNT_DISPATCHES: Final = Statement(
     "count_eval_dispatches",
-    """
-    SELECT count(*), count(*) FILTER (WHERE outcome <> 2) FROM dispatched_job
-    WHERE evaluation = %(evaluation)s AND kind = 0
+    f"""
+    SELECT count(*), count(*) FILTER (WHERE outcome <> {int(DispatchOutcome.ABANDONED)}) FROM dispatched_job
+    WHERE evaluation = %(evaluation)s AND kind = {int(JobKind.EVAL)}
     """,
 )
 # Evaluations past their evaluation phase that name one of these, and whose counters say "done".
@@ -129,21 +131,32 @@ TO_FINISH: Final = Statement(
 HAS_FAILED: Final = Statement(
     "evaluation_has_failed",
     f"""
-    SELECT EXISTS (SELECT FROM evaluation_message m WHERE m.evaluation = %(evaluation)s AND m.level = 0)
+    SELECT EXISTS (SELECT FROM evaluation_message m
+                   WHERE m.evaluation = %(evaluation)s AND m.level = {int(MessageLevel.ERROR)})
         OR EXISTS (SELECT FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
                    WHERE j.evaluation = %(evaluation)s AND {any_of("b.status", REQUEUEABLE)})
     """,
 )
+IS_LIVE: Final = Statement(
+    "evaluation_is_live", f"SELECT {live_evaluation('v')} FROM evaluation v WHERE v.id = %(evaluation)s"
+)
 ENTRY_POINTS_OF: Final = Statement(
     "entry_points_of", "SELECT DISTINCT derivation FROM entry_point WHERE evaluation = %(evaluation)s"
 )
-# After the need was released: what this evaluation names and nobody live wants.
+# After the need was released: what this evaluation names, or was the last to want, and nobody wants now.
+# What has not begun and another live evaluation names is left to be Skipped: an abort of one evaluation
+# is no failure of another that had no use for the build.
 ABORT_UNWANTED: Final = Statement(
     "abort_unwanted_builds",
     f"""
     WITH doomed AS (
-        SELECT b.derivation, b.status FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
-        WHERE j.evaluation = %(evaluation)s AND NOT b.wanted AND {any_of("b.status", ABORTABLE)}
+        SELECT b.derivation, b.status FROM derivation_build b
+        WHERE (b.derivation = ANY(%(lost)s) OR b.derivation IN (
+                   SELECT own.derivation FROM build_job own WHERE own.evaluation = %(evaluation)s))
+          AND NOT b.wanted AND {any_of("b.status", ABORTABLE)}
+          AND NOT ({any_of("b.status", PENDING)} AND {unassigned_predicate("b")} AND EXISTS (
+                   SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation
+                   WHERE j.derivation = b.derivation AND {live_evaluation("v")}))
         ORDER BY b.derivation FOR NO KEY UPDATE OF b
     )
     UPDATE derivation_build b SET status = {int(BuildStatus.ABORTED)}, updated_at = %(now)s
@@ -154,6 +167,11 @@ ABORT_UNWANTED: Final = Statement(
 
 
 # --- status ---------------------------------------------------------------------------------------
+
+
+async def is_live(tx: Transaction, evaluation: int) -> bool:
+    """Whether an evaluation exists and has not ended."""
+    return bool(await tx.value(IS_LIVE, evaluation=evaluation))
 
 
 async def set_status(
@@ -181,7 +199,8 @@ async def set_status(
 class CreateEvaluation:
     """A new evaluation in Queued (writer message); exactly one of `repository` and `cached` is set.
 
-    Answers its id. Raises Rejected for an unknown project. Not idempotent: the caller sends it once.
+    Answers its id. Raises Rejected for an unknown project and for no source or two. Not idempotent: the
+    caller sends it once.
     """
 
     project: str
@@ -196,6 +215,8 @@ class CreateEvaluation:
 
     async def apply(self, tx: Transaction) -> int:
         """Insert the row."""
+        if (self.repository is None) == (self.cached is None):
+            raise Rejected("an evaluation has one source: a repository or a store path")
         evaluation: int | None = await tx.value(
             INSERT_EVALUATION,
             project=self.project,
@@ -234,12 +255,13 @@ class EvaluationPhase:
     status: EvaluationStatus
 
     async def apply(self, tx: Transaction) -> bool:
-        """Move the evaluation on; False when the assignment is closed: the job must stop."""
+        """Move the evaluation on; False when the assignment is closed or the evaluation over: the job must
+        stop."""
         job = await open_assignment(tx, self.assignment)
         if job is None or job.evaluation is None:
             return False
         await set_status(tx, job.evaluation, self.status, _BEFORE[self.status])
-        return True
+        return await is_live(tx, job.evaluation)
 
 
 @attrs.frozen
@@ -291,11 +313,13 @@ class EvalStreamCompleted:
             return False
         if job.fetch_only:
             return True
-        moved = await set_status(tx, job.evaluation, EvaluationStatus.BUILDING, EVALUATION_EVALUATING)
-        if moved:
-            await repair_dependency_failed(tx, job.evaluation)
-            await promote_closure(tx, job.evaluation)
+        if await set_status(tx, job.evaluation, EvaluationStatus.BUILDING, EVALUATION_EVALUATING):
+            await repair_build_graph(tx, job.evaluation, RepairScope.EVAL)
             await check_evaluation_done(tx, job.evaluation)
+        else:
+            early = {EvaluationStatus.QUEUED, EvaluationStatus.FETCHING}
+            why = "the worker ended its job without evaluating anything"
+            await fail_evaluation(tx, job.evaluation, "evaluation", why, early)
         return False
 
 
@@ -319,8 +343,7 @@ class EvalFailed:
         if self.kind is FailureKind.ABORTED:
             await abort_evaluation(tx, job.evaluation, self.error)
         elif self.kind is FailureKind.CANCELED or await self._may_retry(tx, job.evaluation):
-            await set_status(tx, job.evaluation, EvaluationStatus.QUEUED, EVALUATION_RUNNING)
-            tx.moves.returned.add(f"eval:{job.evaluation}")
+            await requeue_evaluation(tx, job.evaluation)
         else:
             await fail_evaluation(tx, job.evaluation, "evaluation", self.error)
 
@@ -336,28 +359,30 @@ class EvalFailed:
 
 @attrs.frozen
 class ParkEvaluation:
-    """Park an evaluation with a reason, or renew the reason of a parked one (writer message)."""
+    """Park an evaluation with a reason, or renew the reason of a parked one (writer message).
+
+    `seen` is the status it was judged in: one that went on meanwhile stays as it is. `goes_on` keeps the
+    time of the park: the reason changed only in its numbers.
+    """
 
     evaluation: int
+    seen: EvaluationStatus
     reason: dict[str, Any]
+    goes_on: bool = False
 
     async def apply(self, tx: Transaction) -> None:
         """Turn it Waiting; written only when the reason's JSON changed."""
-        parked = await set_status(
-            tx,
-            self.evaluation,
-            EvaluationStatus.WAITING,
-            EVALUATION_ACTIVE - {EvaluationStatus.WAITING},
-            self.reason,
+        if self.seen is not EvaluationStatus.WAITING:
+            await set_status(tx, self.evaluation, EvaluationStatus.WAITING, {self.seen}, self.reason)
+            return
+        changed = await tx.ids(
+            SET_WAITING_REASON,
+            evaluation=self.evaluation,
+            reason=json.dumps(self.reason),
+            goes_on=self.goes_on,
+            now=tx.now,
         )
-        if not parked:
-            changed = await tx.ids(
-                SET_WAITING_REASON,
-                evaluation=self.evaluation,
-                reason=json.dumps(self.reason),
-                now=tx.now,
-            )
-            tx.moves.progressed.update(changed)
+        tx.moves.progressed.update(changed)
 
 
 @attrs.frozen
@@ -373,6 +398,12 @@ class UnparkEvaluation:
             tx.moves.returned.add(f"eval:{self.evaluation}")
 
 
+async def requeue_evaluation(tx: Transaction, evaluation: int) -> None:
+    """Its job came back undone: any worker may have it."""
+    await set_status(tx, evaluation, EvaluationStatus.QUEUED, EVALUATION_RUNNING)
+    tx.moves.returned.add(f"eval:{evaluation}")
+
+
 async def lose_evaluations(tx: Transaction, evaluations: Collection[int]) -> None:
     """Their worker is gone: they wait for one, or fail when that happened too often."""
     for evaluation in ordered(evaluations):
@@ -381,8 +412,7 @@ async def lose_evaluations(tx: Transaction, evaluations: Collection[int]) -> Non
             why = f"given up after {dispatches} workers were lost in the middle of it"
             await fail_evaluation(tx, evaluation, "evaluation", why)
         else:
-            await set_status(tx, evaluation, EvaluationStatus.QUEUED, EVALUATION_RUNNING)
-            tx.moves.returned.add(f"eval:{evaluation}")
+            await requeue_evaluation(tx, evaluation)
 
 
 # --- the end --------------------------------------------------------------------------------------
@@ -421,10 +451,17 @@ class FinishEvaluation:
         return await check_evaluation_done(tx, self.evaluation)
 
 
-async def fail_evaluation(tx: Transaction, evaluation: int, source: str, error: str) -> None:
-    """End an evaluation with an error. What it named is still wanted by its entry points."""
-    await add_messages(tx, evaluation, MessageLevel.ERROR, source, [error])
-    await set_status(tx, evaluation, EvaluationStatus.FAILED, EVALUATION_ACTIVE)
+async def fail_evaluation(
+    tx: Transaction,
+    evaluation: int,
+    source: str,
+    error: str,
+    allowed: Collection[EvaluationStatus] = EVALUATION_ACTIVE,
+) -> None:
+    """End an evaluation with an error, unless it has ended. What it named is still wanted by its entry
+    points."""
+    if await set_status(tx, evaluation, EvaluationStatus.FAILED, allowed):
+        await add_messages(tx, evaluation, MessageLevel.ERROR, source, [error])
 
 
 @attrs.frozen
@@ -453,11 +490,11 @@ async def abort_evaluation(tx: Transaction, evaluation: int, reason: str) -> boo
 async def release_evaluation_need(tx: Transaction, evaluation: int, reason: str) -> None:
     """Update the need below the entry points of an aborted evaluation, and stop what lost it."""
     change = await update_need(tx, await tx.ids(ENTRY_POINTS_OF, evaluation=evaluation))
-    rows = await tx.rows(ABORT_UNWANTED, evaluation=evaluation, now=tx.now)
+    rows = await tx.rows(ABORT_UNWANTED, evaluation=evaluation, lost=ordered(change.lost), now=tx.now)
     changes = [BuildChange(i, BuildStatus(old), BuildStatus.ABORTED) for i, old in rows]
     tx.moves.change(changes)
     await settle_need(tx, change)
-    await need_after(tx, [c for c in changes if c.old in BUILDER_STATUSES])
+    await need_after(tx, changes)
     jobs = [f"eval:{evaluation}", *(f"build:{c.derivation}" for c in changes)]
     await _abort_jobs(tx, jobs, reason)
 
@@ -476,6 +513,8 @@ class AbortEvaluation:
 
     async def apply(self, tx: Transaction) -> bool:
         """Abort it; False when it had ended already."""
+        if not await abort_evaluation(tx, self.evaluation, self.reason):
+            return False
         if self.warning:
             await add_messages(tx, self.evaluation, MessageLevel.WARNING, "scheduler", [self.warning])
-        return await abort_evaluation(tx, self.evaluation, self.reason)
+        return True

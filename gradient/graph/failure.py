@@ -62,9 +62,10 @@ def decide(failed: FailedAttempt, limits: RetryLimits) -> Decision:
             return Decision(BuildStatus.QUEUED, AttemptOutcome.ABORTED, None, failed.attempt)
         case FailureKind.TIMEOUT:
             return _final(failed, BuildStatus.FAILED_TIMEOUT, AttemptReason.WALL_CLOCK_TIMEOUT)
-        case FailureKind.SUBSTITUTE_UNAVAILABLE:
+        case FailureKind.SUBSTITUTE_UNAVAILABLE if failed.cache_available:
             return _missed(failed, limits)
-        case FailureKind.TRANSIENT | FailureKind.INPUTS_UNAVAILABLE:
+        # A miss of what no upstream cache is said to have would be tried again at once and for ever.
+        case FailureKind.TRANSIENT | FailureKind.INPUTS_UNAVAILABLE | FailureKind.SUBSTITUTE_UNAVAILABLE:
             return _maybe_again(failed, kind, limits)
         case _:
             return _final(failed, BuildStatus.FAILED_PERMANENT, AttemptReason.BUILDER_NONZERO)

@@ -13,6 +13,7 @@ from gradient.model import MessageLevel
 
 # A message is text for a person: longer ones are cut, so that a hostile flake cannot fill the database.
 MAX_MESSAGE: Final = 64 * 1024  # characters
+MAX_SOURCE: Final = 1024  # characters of an attribute path
 # Messages one evaluation may have; the rest is dropped. A broken package set has hundreds.
 MAX_MESSAGES: Final = 5000
 
@@ -34,18 +35,22 @@ async def add_messages(
     tx: Transaction, evaluation: int, level: MessageLevel, source: str, messages: Sequence[str]
 ) -> None:
     """Add messages that are not there yet: a replayed report adds nothing."""
-    texts = [message.replace("\0", "\N{REPLACEMENT CHARACTER}")[:MAX_MESSAGE] for message in messages]
+    texts = [_clean(message, MAX_MESSAGE) for message in messages[:MAX_MESSAGES]]
     if texts:
         await tx.run(
             ADD_MESSAGES,
             evaluation=evaluation,
             level=level,
-            source=source.replace("\0", ""),
+            source=_clean(source, MAX_SOURCE),
             messages=texts,
             now=tx.now,
             limit=MAX_MESSAGES,
         )
         tx.moves.progressed.add(evaluation)
+
+
+def _clean(text: str, limit: int) -> str:
+    return text[:limit].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 @attrs.frozen

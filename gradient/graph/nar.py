@@ -97,7 +97,9 @@ class CommitNars:
 
     async def apply(self, tx: Transaction) -> None:
         """Write the rows and everything that follows from the new ones."""
-        paths = {StorePath.parse(signed.nar.store_path): signed for signed in self.nars}
+        # One a hash part, which is the key of a path: whatever its name says.
+        by_hash = {(path := StorePath.parse(s.nar.store_path)).hash_part: (path, s) for s in self.nars}
+        paths = dict(by_hash.values())
         batch = json.dumps([_row(path, signed) for path, signed in paths.items()])
         landed = {row[0] for row in await tx.rows(COMMIT_PATHS, batch=batch, cache=self.cache, now=tx.now)}
         new = {path: signed.nar for path, signed in paths.items() if path.hash_part in landed}

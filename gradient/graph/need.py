@@ -12,7 +12,8 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.can_start import promote, unpromote_ungated
+from gradient.graph.can_start import became_fetchable, promote, unpromote_ungated
+from gradient.graph.locks import lock_shared_builds
 from gradient.graph.moves import BuildChange
 from gradient.graph.predicates import any_of, open_predicate, steps_over, wanting_entry_point
 from gradient.graph.statements import Statement
@@ -183,15 +184,27 @@ async def settle_need(tx: Transaction, change: NeedChange) -> list[int]:
     """
     thawed: list[int] = []
     if change.gained:
-        rows = await tx.rows(THAW_WANTED, ids=list(change.gained), now=tx.now)
-        thawed = [i for i, _ in rows]
-        tx.moves.change(BuildChange(i, BuildStatus(old), BuildStatus.CREATED) for i, old in rows)
+        thawed = await _thaw(tx, change.gained)
         await promote(tx, change.gained)
     if change.lost:
         tx.moves.unsettled.update(change.lost)
         await unpromote_ungated(tx, change.lost)
         await skip_unwanted(tx, change.lost)
     return thawed
+
+
+async def _thaw(tx: Transaction, ids: Collection[int]) -> list[int]:
+    rows = await tx.rows(THAW_WANTED, ids=ordered(ids), now=tx.now)
+    tx.moves.change(BuildChange(i, BuildStatus(old), BuildStatus.CREATED) for i, old in rows)
+    return [i for i, _ in rows]
+
+
+async def thaw_wanted(tx: Transaction, ids: Collection[int]) -> None:
+    """Those of `ids` that are Skipped or Aborted and still wanted become Created and queue."""
+    thawed = await _thaw(tx, ids)
+    await update_and_settle_need(tx, thawed, only_gains=True)
+    await settle_held(tx, thawed)
+    await promote(tx, thawed)
 
 
 async def skip_unwanted(tx: Transaction, ids: Collection[int]) -> None:
@@ -209,6 +222,14 @@ async def update_and_settle_need(
     while due:
         due = await settle_need(tx, await update_need(tx, due, only_gains=only_gains))
         only_gains = True
+        await settle_held(tx, due)
+
+
+async def settle_held(tx: Transaction, ids: Collection[int]) -> None:
+    """Those of `ids` that wait again though their last NAR has landed meanwhile need no build."""
+    if ids:
+        held = await became_fetchable(tx, await lock_shared_builds(tx, ids), ids)
+        await update_and_settle_need(tx, held)
 
 
 async def need_after(tx: Transaction, changes: Collection[BuildChange]) -> None:

@@ -20,6 +20,7 @@ from gradient.model import (
     TERMINAL_SUCCESS,
     BuildStatus,
     EdgeKind,
+    EvaluationStatus,
 )
 
 
@@ -28,8 +29,14 @@ def any_of(column: str, members: Iterable[IntEnum]) -> str:
     return f"{column} IN ({', '.join(str(int(member)) for member in sorted(members))})"
 
 
-RUNTIME_EDGE = any_of("e.kind", {EdgeKind.RUNTIME, EdgeKind.BOTH})
-BUILD_EDGE = any_of("e.kind", {EdgeKind.BUILD, EdgeKind.BOTH})
+def runtime_edge(e: str = "e") -> str:
+    """A NAR of the one above refers to the one below."""
+    return any_of(f"{e}.kind", {EdgeKind.RUNTIME, EdgeKind.BOTH})
+
+
+def build_edge(e: str = "e") -> str:
+    """The one below is a build input."""
+    return any_of(f"{e}.kind", {EdgeKind.BUILD, EdgeKind.BOTH})
 
 
 def live_evaluation(v: str = "v") -> str:
@@ -117,13 +124,14 @@ def wanting_entry_point(derivation: str) -> str:
     return (
         "EXISTS (SELECT FROM entry_point t JOIN evaluation v ON v.id = t.evaluation"
         " LEFT JOIN build_job j ON j.evaluation = t.evaluation AND j.derivation = t.derivation"
-        f" WHERE t.derivation = {derivation} AND v.status <> 7 AND NOT coalesce(j.aborted, false))"
+        f" WHERE t.derivation = {derivation} AND v.status <> {int(EvaluationStatus.ABORTED)}"
+        " AND NOT coalesce(j.aborted, false))"
     )
 
 
 def steps_over(e: str = "e", b: str = "b", d: str = "d") -> str:
     """The open walk goes from row `b` over edge `e`: runtime edges always, build edges from builders."""
-    return f"({any_of(f'{e}.kind', {EdgeKind.RUNTIME, EdgeKind.BOTH})} OR {builder_predicate(b, d)})"
+    return f"({runtime_edge(e)} OR {builder_predicate(b, d)})"
 
 
 def blocks_evaluation(b: str = "b") -> str:

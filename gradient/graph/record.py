@@ -17,9 +17,7 @@ from gradient.graph.can_start import promote, seed_blocking_deps, unpromote_unga
 from gradient.graph.completeness import spread_completeness
 from gradient.graph.locks import SharedBuildLock, lock_shared_builds
 from gradient.graph.messages import add_messages
-from gradient.graph.moves import BuildChange
-from gradient.graph.need import need_after, skip_unwanted, update_and_settle_need
-from gradient.graph.predicates import any_of, shared_build_complete_predicate
+from gradient.graph.need import skip_unwanted, update_and_settle_need
 from gradient.graph.references import adopt_runtime_references
 from gradient.graph.runtime_can_start import complete_among, seed_missing_runtime_deps
 from gradient.graph.statements import Statement
@@ -27,7 +25,6 @@ from gradient.graph.transaction import Rejected, Transaction, ordered
 from gradient.graph.walk_completeness import seed_unwalked_inputs
 from gradient.model import (
     EVALUATION_RUNNING,
-    BuildStatus,
     DiscoveredDerivation,
     EdgeKind,
     EntryPoint,
@@ -80,6 +77,8 @@ WALK_DERIVATIONS: Final = Statement(
     RETURNING d.id
     """,
 )
+# All outputs of a derivation or none: a later record of it cannot add one to a closure that counts as
+# complete without it.
 INSERT_OUTPUTS: Final = Statement(
     "insert_outputs",
     """
@@ -88,6 +87,7 @@ INSERT_OUTPUTS: Final = Statement(
            EXISTS (SELECT FROM cached_path p WHERE p.hash = r.hash AND p.file_hash IS NOT NULL)
     FROM unnest(%(derivations)s::bigint[], %(names)s::text[], %(hashes)s::text[], %(packages)s::text[])
         AS r (derivation, name, hash, package)
+    WHERE NOT EXISTS (SELECT FROM derivation_output o WHERE o.derivation = r.derivation)
     ON CONFLICT (derivation, name) DO NOTHING
     RETURNING derivation
     """,
@@ -149,17 +149,6 @@ INSERT_ENTRY_POINTS: Final = Statement(
     SELECT %(evaluation)s, r.attr, r.derivation, %(task)s
     FROM unnest(%(attrs)s::text[], %(ids)s::bigint[]) AS r (attr, derivation)
     ON CONFLICT (evaluation, eval) DO NOTHING
-    """,
-)
-# What our cache holds already, with everything it refers to, is not built again.
-SUBSTITUTE_COMPLETE: Final = Statement(
-    "substitute_complete",
-    f"""
-    UPDATE derivation_build b
-    SET status = {int(BuildStatus.SUBSTITUTED)}, substituted = true, updated_at = %(now)s
-    WHERE b.derivation = ANY(%(ids)s) AND {any_of("b.status", {BuildStatus.CREATED})}
-      AND {shared_build_complete_predicate("b")}
-    RETURNING b.derivation
     """,
 )
 
@@ -345,7 +334,8 @@ async def _move_builds(
     need_roots = walked.fresh | walked.grown | {i for _, i in batch.entry_points} | above
     await update_and_settle_need(tx, need_roots, only_gains=True)
     await skip_unwanted(tx, named)
-    await promote(tx, touched)
+    # Being named is a queue condition: also rows that were known before may have waited for it.
+    await promote(tx, touched.union(named))
     await unpromote_ungated(tx, walked.grown | above)
 
 
@@ -387,11 +377,7 @@ async def _seed_counters(
     before = await complete_among(tx, ordered(set(touched) - fresh_here))
     flips = await seed_missing_runtime_deps(tx, lock, touched, before)
     await seed_blocking_deps(tx, lock, ordered(walked.fresh | walked.grown | created | above))
-    substituted = await tx.ids(SUBSTITUTE_COMPLETE, ids=ordered(flips.gained), now=tx.now)
-    changes = [BuildChange(i, BuildStatus.CREATED, BuildStatus.SUBSTITUTED) for i in substituted]
-    tx.moves.change(changes)
     await spread_completeness(tx, flips)
-    await need_after(tx, changes)
 
 
 def split_batches(

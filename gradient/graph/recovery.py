@@ -14,17 +14,20 @@ import attrs
 
 from gradient.graph.can_start import unpromote_ungated
 from gradient.graph.evaluations import finish_evaluations
-from gradient.graph.need import skip_unwanted
+from gradient.graph.need import settle_held, skip_unwanted
 from gradient.graph.pg import Connection
 from gradient.graph.predicates import any_of
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction
 from gradient.model import (
     EVALUATION_RUNNING,
+    EVALUATION_TERMINAL,
     REQUEUEABLE,
     TERMINAL_SUCCESS,
     AttemptOutcome,
     BuildStatus,
+    ClusterOutcome,
+    ClusterStatus,
     DispatchOutcome,
     EvaluationStatus,
 )
@@ -66,9 +69,10 @@ REQUEUE_EVALUATIONS: Final = Statement(
 )
 CLOSE_CLUSTER_ATTEMPTS: Final = Statement(
     "close_cluster_attempts",
-    """
+    f"""
     UPDATE cluster_attempt
-    SET finished_at = %(now)s, outcome = CASE WHEN started_at IS NULL THEN 2 ELSE 3 END
+    SET finished_at = %(now)s, outcome = CASE WHEN started_at IS NULL
+        THEN {int(ClusterOutcome.PREPARE_FAILED)} ELSE {int(ClusterOutcome.ABORTED)} END
     WHERE finished_at IS NULL
     """,
 )
@@ -81,9 +85,10 @@ REQUEUE_CLUSTERS: Final = Statement(
         LEFT JOIN evaluation v ON v.id = m.evaluation
         LEFT JOIN derivation_build b ON b.derivation = m.derivation
         WHERE m.cluster_job = c.id
-          AND (v.status IN (5, 6, 7) OR {any_of("b.status", TERMINAL_SUCCESS | REQUEUEABLE)})
-    ) THEN 4 ELSE 0 END
-    WHERE c.status = 1
+          AND ({any_of("v.status", EVALUATION_TERMINAL)}
+               OR {any_of("b.status", TERMINAL_SUCCESS | REQUEUEABLE)})
+    ) THEN {int(ClusterStatus.ABORTED)} ELSE {int(ClusterStatus.QUEUED)} END
+    WHERE c.status = {int(ClusterStatus.RUNNING)}
     """,
 )
 UNPARK_DRAINING: Final = Statement(
@@ -112,8 +117,9 @@ async def recover_interrupted_work(connection: Connection, now: datetime) -> Rec
         assignments = await tx.run(ABANDON_OPEN, now=now)
         await tx.run(ABORT_RUNNING_ATTEMPTS, now=now)
         builds = await tx.ids(REQUEUE_ALL_BUILDING, now=now)
-        demoted = await unpromote_ungated(tx, await tx.ids(ALL_QUEUED))
-        await skip_unwanted(tx, demoted)
+        queued = await tx.ids(ALL_QUEUED)
+        await settle_held(tx, queued)
+        await skip_unwanted(tx, await unpromote_ungated(tx, queued))
         evaluations = await tx.ids(REQUEUE_EVALUATIONS, now=now)
         await tx.run(CLOSE_CLUSTER_ATTEMPTS, now=now)
         await tx.run(REQUEUE_CLUSTERS, now=now)

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from gradient.graph.locks import SharedBuildLock
-from gradient.graph.predicates import RUNTIME_EDGE, present_predicate, shared_build_complete_predicate
+from gradient.graph.predicates import present_predicate, runtime_edge, shared_build_complete_predicate
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 
@@ -33,7 +33,7 @@ SEED_MISSING_RUNTIME_DEPS: Final = Statement(
         SELECT own.derivation, (
             SELECT count(*) FROM derivation_dependency e
             LEFT JOIN derivation_build x ON x.derivation = e.dependency
-            WHERE e.derivation = own.derivation AND {RUNTIME_EDGE}
+            WHERE e.derivation = own.derivation AND {runtime_edge("e")}
               AND (x.derivation IS NULL OR x.derivation = ANY(%(fresh)s)
                    OR NOT {shared_build_complete_predicate("x")})
         )::integer AS missing
@@ -72,18 +72,21 @@ async def seed_missing_runtime_deps(
     already is no transition, so committing a NAR again moves nothing.
     """
     lock.check(tx, ids)
-    was_complete = ordered(set(ids) & complete_before)
-    fresh = ordered(set(ids) - complete_before)
-    lost: set[int] = set()
-    if was_complete:
-        # Fresh rows count as missing here too; those that turn out complete ripple back down below.
-        still = await tx.ids(SEED_MISSING_RUNTIME_DEPS, ids=was_complete, fresh=fresh)
-        broken = ordered(set(was_complete) - set(still))
-        if broken:
-            lost = {*broken, *await tx.ids(RIPPLE_MISSING_RUNTIME_DEPS, frontier=broken, direction=1)}
-    gained: set[int] = set()
-    if fresh:
-        complete = ordered(await tx.ids(SEED_MISSING_RUNTIME_DEPS, ids=fresh, fresh=fresh))
-        if complete:
-            gained = {*complete, *await tx.ids(RIPPLE_MISSING_RUNTIME_DEPS, frontier=complete, direction=-1)}
-    return Completeness(frozenset(gained), frozenset(lost))
+    if not ids:
+        return Completeness(frozenset(), frozenset())
+    fresh = set(ids) - complete_before
+    # One statement for all of them: every count is of the states before the event, fresh rows missing,
+    # and each row that is otherwise now is a transition that the ripples carry to everything above it.
+    complete_now = set(await tx.ids(SEED_MISSING_RUNTIME_DEPS, ids=ordered(ids), fresh=ordered(fresh)))
+    broken = (set(ids) & complete_before) - complete_now
+    complete = fresh & complete_now
+    # Up before down: a row that a fresh one seems to complete may rest on one that broke.
+    lost = await _spread(tx, broken, 1)
+    return Completeness(gained=await _spread(tx, complete, -1), lost=lost)
+
+
+async def _spread(tx: Transaction, flipped: Collection[int], direction: int) -> frozenset[int]:
+    if not flipped:
+        return frozenset()
+    beyond = await tx.ids(RIPPLE_MISSING_RUNTIME_DEPS, frontier=ordered(flipped), direction=direction)
+    return frozenset((*flipped, *beyond))

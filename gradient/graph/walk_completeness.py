@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from gradient.graph.predicates import BUILD_EDGE
+from gradient.graph.predicates import build_edge
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 
@@ -24,7 +24,7 @@ SEED_UNWALKED_INPUTS: Final = Statement(
     ), counted AS (
         SELECT l.id, l.before, (
             SELECT count(*) FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
-            WHERE e.derivation = l.id AND {BUILD_EDGE}
+            WHERE e.derivation = l.id AND {build_edge("e")}
               AND NOT (i.walked AND i.unwalked_inputs = 0 AND i.id <> ALL(%(fresh)s))
         )::integer AS after
         FROM locked l

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from itertools import islice
+from typing import Final, TypeVar
 
 import attrs
 import structlog
@@ -17,13 +18,14 @@ from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
 from gradient.graph.builds import RetryTransient
 from gradient.graph.candidate_reads import (
     BuildCandidate,
+    InFlight,
     blocking_kinds,
     build_candidates,
     evaluation_candidates,
     evaluations_in_flight,
     queued_builds,
 )
-from gradient.graph.counters import fold_shared_build_deltas
+from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.evaluations import AbortEvaluation, FinishEvaluation, ParkEvaluation, UnparkEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.moves import Moves
@@ -123,13 +125,20 @@ class Scheduler:
     async def assign_builds(self) -> None:
         """Read newly queued builds into memory and wake the workers that may want them."""
         while self._unread:
-            slice_ = [derivation for derivation, _ in zip(self._unread, range(LOAD_SLICE), strict=False)]
-            async with self.readers.connection() as connection:
-                read = await build_candidates(connection, slice_)
+            slice_ = list(islice(self._unread, LOAD_SLICE))
+            # Out before the read: what moves while it goes on must be read once more.
             for derivation in slice_:
-                self._unread.pop(derivation, None)
+                del self._unread[derivation]
+            try:
+                async with self.readers.connection() as connection:
+                    read = await build_candidates(connection, slice_)
+            except BaseException:
+                self._unread |= dict.fromkeys(slice_)
+                raise
             for candidate in read:
                 self.candidates.enter(candidate)
+        # Also without news: a worker whose claim was lost or failed looks again.
+        if self.candidates:
             self.pool.wake_all()
 
     async def assign_queued_evals(self) -> None:
@@ -165,16 +174,23 @@ class Scheduler:
         for evaluation in in_flight:
             verdict = phase_from_counters(evaluation, pool)
             if isinstance(verdict, ReadBlocking):
-                async with self.readers.connection() as connection:
-                    blocking = await blocking_kinds(connection, evaluation.evaluation)
-                verdict = building_verdict(evaluation, blocking, pool, self.clock())
-            await self._apply(evaluation.evaluation, evaluation.reason, verdict)
+                verdict = await self._look_closer(evaluation, pool)
+            await self._apply(evaluation, verdict)
 
-    async def _apply(self, evaluation: int, old: dict[str, Any] | None, verdict: Verdict) -> None:
+    async def _look_closer(self, evaluation: InFlight, pool: PoolView) -> Verdict:
+        async with self.readers.connection() as connection:
+            blocking = await blocking_kinds(connection, evaluation.evaluation)
+            if not blocking:
+                # The counters said otherwise: they have drifted, and would keep it from finishing.
+                await recount_evaluations(connection, [evaluation.evaluation])
+        return building_verdict(evaluation, blocking, pool, self.clock())
+
+    async def _apply(self, in_flight: InFlight, verdict: Verdict) -> None:
+        evaluation = in_flight.evaluation
         match verdict:
-            case Park(reason):
-                if reason != old:
-                    await self.writer.submit(ParkEvaluation(evaluation, reason))
+            case Park(reason, goes_on):
+                if reason != in_flight.reason:
+                    await self.writer.submit(ParkEvaluation(evaluation, in_flight.status, reason, goes_on))
             case Unpark(status):
                 await self.writer.submit(UnparkEvaluation(evaluation, status))
             case Finish():

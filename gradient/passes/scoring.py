@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from gradient.graph.candidate_reads import BuildCandidate
 from gradient.passes.candidates import JobCandidate
 from gradient.wire.messages import CandidateScore
 
@@ -49,4 +50,8 @@ def rank(
 ) -> list[Scored]:
     """Candidates best first."""
     scored = [Scored(c, score(c, answers.get(c.job_id), now)) for c in candidates]
-    return sorted(scored, key=lambda s: (-s.total, s.candidate.queued_at, s.candidate.job_id))
+    return sorted(scored, key=lambda s: (-s.total, s.candidate.queued_at, _number(s.candidate)))
+
+
+def _number(candidate: JobCandidate) -> int:
+    return candidate.derivation if isinstance(candidate, BuildCandidate) else candidate.evaluation

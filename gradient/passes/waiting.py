@@ -35,9 +35,11 @@ class PoolView:
 
 @attrs.frozen
 class Park:
-    """Turn Waiting with this reason, or renew the reason."""
+    """Turn Waiting with this reason, or renew the reason; `goes_on`: only its numbers changed, and the
+    time already waited counts."""
 
     reason: dict[str, Any]
+    goes_on: bool = False
 
 
 @attrs.frozen
@@ -107,11 +109,12 @@ def building_verdict(
     if not unmet:
         return Park({"kind": "graph_stuck", "pending_shared_builds": sum(b.builds for b in blocking)})
     reason = workers_reason(unmet, pool)
-    if _same_need(evaluation.reason, reason) and _overdue(evaluation, now):
+    goes_on = waiting and _same_need(evaluation.reason, reason)
+    if goes_on and _overdue(evaluation, now):
         return AbortUnbuildable(
             f"No worker came for it within {_minutes(UNBUILDABLE_AFTER)}: {words(reason)}"
         )
-    return Park(reason)
+    return Park(reason, goes_on)
 
 
 def _buildable(blocking: BlockingKind, pool: PoolView) -> bool:
