@@ -164,6 +164,11 @@ class World:
         row = await cursor.fetchone()
         return None if row is None else row[0]
 
+    async def picture(self) -> str:
+        """Every shared build with what keeps it where it is: for a test that failed."""
+        cursor = await self.connection.execute(PICTURE)
+        return "\n".join(" ".join(map(str, row)) for row in await cursor.fetchall())
+
     async def check(self) -> None:
         """Every maintained column equals its recount; the queue invariants hold."""
         for what, query in RECOUNTS.items():
@@ -177,6 +182,20 @@ _PRESENT = """(EXISTS (SELECT FROM derivation_output o WHERE o.derivation = {0})
 _COMPLETE = "({0}.missing_runtime_deps = 0 AND " + _PRESENT.format("{0}.derivation") + ")"
 _OPEN = "(NOT {0}.fetchable AND {0}.status NOT IN (4, 6, 9))"
 _BUILDER = "({1}.walked AND {0}.probed AND NOT {0}.cache_available AND {0}.status IN (0, 1, 2, 8))"
+
+PICTURE = """
+    SELECT d.name, b.status, CASE WHEN b.wanted THEN 'wanted' ELSE '-' END,
+           CASE WHEN b.fetchable THEN 'fetchable' ELSE '-' END,
+           'blocking', b.blocking_deps, 'missing', b.missing_runtime_deps,
+           CASE WHEN d.walked THEN 'walked' ELSE 'stub' END,
+           'drv', EXISTS (SELECT FROM cached_path p WHERE p.hash = d.hash),
+           'outputs', ARRAY(SELECT o.is_cached FROM derivation_output o WHERE o.derivation = d.id),
+           'below', ARRAY(SELECT i.name || ':' || e.kind FROM derivation_dependency e
+                          JOIN derivation i ON i.id = e.dependency WHERE e.derivation = d.id),
+           'named', ARRAY(SELECT j.evaluation FROM build_job j WHERE j.derivation = d.id),
+           'entry', ARRAY(SELECT t.evaluation FROM entry_point t WHERE t.derivation = d.id)
+    FROM derivation d JOIN derivation_build b ON b.derivation = d.id ORDER BY d.name
+"""
 
 # Name of the column -> a query for rows (name, stored, recounted) where the two differ. Written out
 # afresh, from the seed's words and not from `predicates`: a mistake there must show here.
@@ -250,6 +269,14 @@ RECOUNTS = {
     "created and not wanted": """
         SELECT derivation FROM derivation_build b WHERE status = 0 AND NOT wanted
     """,
+    "waiting though its closure is in the cache": f"""
+        SELECT derivation FROM derivation_build b WHERE status IN (0, 1, 8, 10) AND {_COMPLETE.format("b")}
+          AND NOT EXISTS (SELECT FROM dispatched_job q
+                          WHERE q.derivation = b.derivation AND q.finished_at IS NULL)
+    """,
+    "aborted or skipped, yet wanted": """
+        SELECT derivation FROM derivation_build b WHERE status IN (5, 10) AND wanted
+    """,
     "building without one open assignment": """
         SELECT derivation FROM derivation_build b WHERE status = 2 AND 1 <> (
             SELECT count(*) FROM dispatched_job q WHERE q.derivation = b.derivation AND q.finished_at IS NULL)
@@ -276,7 +303,8 @@ RECOUNTS = {
         WHERE v.status IN (0, 1, 2, 3, 4, 8) AND stored <> recount
     """,
     "not finished": """
-        SELECT v.id FROM evaluation v WHERE v.status = 3 AND NOT EXISTS (
+        SELECT v.id FROM evaluation v
+        WHERE v.status IN (3, 4) AND v.building_started_at IS NOT NULL AND NOT EXISTS (
             SELECT FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
             WHERE j.evaluation = v.id AND ((b.status IN (0, 1, 2, 8, 10) AND b.wanted) OR b.status IN (1, 2)))
     """,

@@ -1,0 +1,326 @@
+"""A seeded random walk over everything that can happen to the graph: after each step every maintained
+column equals its recount, and once nothing more can happen every evaluation has ended."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import attrs
+import pytest
+
+from gradient.graph.builds import (
+    BuildCompleted,
+    BuildFailed,
+    BuildStarted,
+    LoseWorker,
+    RetryTransient,
+    ReturnAssignment,
+    StoreBuildOutput,
+)
+from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
+from gradient.graph.evaluations import AbortEvaluation, EvalFailed, EvalStreamCompleted, FinishEvaluation
+from gradient.graph.pg import Connection
+from gradient.graph.record import Record
+from gradient.graph.recovery import recover_interrupted_work
+from gradient.model import (
+    EVALUATION_TERMINAL,
+    BuildStatus,
+    EntryPoint,
+    EvaluationStatus,
+    FailureKind,
+    OutputPath,
+)
+from tests.graph.world import LIMITS, WORKER, World, derivation, drv, hash_part, nar, out
+
+STEPS = 45
+LIVE = 3
+
+
+@attrs.frozen
+class Universe:
+    """The derivations a walk plays with, and what their NARs refer to."""
+
+    inputs: dict[str, tuple[str, ...]]
+    outputs: dict[str, tuple[OutputPath, ...]]
+    references: dict[str, tuple[str, ...]]  # by output path
+
+    @classmethod
+    def of(cls, dice: random.Random, size: int) -> Universe:
+        names = [f"n{i}" for i in range(size)]
+        inputs = {
+            name: tuple(dice.sample(names[:i], min(i, dice.choice((0, 1, 1, 2, 3)))))
+            for i, name in enumerate(names)
+        }
+        outputs = {name: (OutputPath("out", out(name)),) for name in names}
+        # Two derivations that make one path, as fixed outputs do; others have two outputs.
+        one, other, *several = dice.sample(names, 4)
+        outputs[other] = outputs[one]
+        for name in several:
+            outputs[name] += (OutputPath("dev", out(name, "dev")),)
+        paths = [output.path for name in names for output in outputs[name]]
+        references = {}
+        for i, name in enumerate(names):
+            below = [o.path for lower in names[:i] for o in outputs[lower]]
+            for output in outputs[name]:
+                refs = dice.sample(below, min(len(below), dice.choice((0, 0, 1, 2))))
+                references[output.path] = (*refs, *dice.choices([output.path], k=dice.choice((0, 1))))
+        assert set(references) == set(paths)
+        universe = cls(inputs, outputs, references)
+        # A fixed output refers to nothing, and only what had it among its inputs refers to it.
+        shared = outputs[one][0].path
+        references[shared] = ()
+        for name in names:
+            if not {one, other} & set(universe.closure([name])):
+                for output in outputs[name]:
+                    references[output.path] = tuple(r for r in references[output.path] if r != shared)
+        return universe
+
+    def record(self, name: str) -> Any:
+        return derivation(name, self.inputs[name], outputs=self.outputs[name])
+
+    def closure(self, tops: Iterable[str]) -> list[str]:
+        found: list[str] = []
+        due = list(tops)
+        while due:
+            name = due.pop()
+            if name not in found:
+                found.append(name)
+                due += self.inputs[name]
+        return found
+
+
+@attrs.define
+class Running:
+    """An evaluation on a worker: what it has still to send."""
+
+    assignment: int
+    left: list[str]
+    entries: list[str]
+
+
+class Walk:
+    """One walk. Steps that cannot be made now do nothing."""
+
+    def __init__(self, world: World, dice: random.Random) -> None:
+        self.world = world
+        self.dice = dice
+        self.universe = Universe.of(dice, 9)
+        self.running: dict[int, Running] = {}
+        self.jobs: dict[int, str] = {}  # assignment -> name
+        self.tops: dict[int, list[str]] = {}
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    async def step(self) -> str:
+        steps: list[tuple[int, Callable[[], Any]]] = [
+            (4, self.new_evaluation),
+            (12, self.send_batch),
+            (5, self.end_stream),
+            (1, self.fail_stream),
+            (3, self.abort),
+            (8, self.commit_drv),
+            (3, self.commit_output),
+            (12, self.claim),
+            (4, self.report_building),
+            (14, self.complete),
+            (6, self.fail),
+            (2, self.decline),
+            (2, self.lose_worker),
+            (2, self.retry),
+            (1, self.fold),
+            (1, self.restart),
+        ]
+        chosen = self.dice.choices([s for _, s in steps], [weight for weight, _ in steps])[0]
+        await chosen()
+        return chosen.__name__
+
+    async def new_evaluation(self) -> None:
+        if len(self.running) < LIVE:
+            evaluation = await self.world.evaluation()
+            await self.begin(evaluation)
+
+    async def begin(self, evaluation: int) -> None:
+        """What a worker finds in it: a closure, sent in some order, perhaps pruned."""
+        if evaluation not in self.tops:
+            self.tops[evaluation] = self.dice.sample(list(self.universe.inputs), self.dice.choice((1, 2, 3)))
+        tops = self.tops[evaluation]
+        left = self.universe.closure(tops)
+        self.dice.shuffle(left)
+        assignment = self.world.open.pop(f"eval:{evaluation}")
+        self.running[evaluation] = Running(assignment, left, tops)
+
+    async def send_batch(self) -> None:
+        if not self.running:
+            return
+        evaluation = self.dice.choice(list(self.running))
+        run = self.running[evaluation]
+        batch, run.left = run.left[:3], run.left[3:]
+        if self.dice.random() < 0.5:
+            await self.world.commit(*(nar(drv(name)) for name in batch))
+        known = [name for name in run.entries if name not in run.left and await self.walked(name, batch)]
+        points = tuple(EntryPoint(name, drv(name)) for name in known)
+        await self.world.apply(Record(evaluation, tuple(map(self.universe.record, batch)), points))
+
+    async def walked(self, name: str, batch: list[str]) -> bool:
+        query = "SELECT walked FROM derivation WHERE hash = %s"
+        return name in batch or bool(await self.world.value(query, hash_part(name + ".drv")))
+
+    async def end_stream(self) -> None:
+        if not self.running:
+            return
+        evaluation = self.dice.choice(list(self.running))
+        while self.running[evaluation].left:
+            await self.send_rest(evaluation)
+        run = self.running.pop(evaluation)
+        points = tuple(EntryPoint(name, drv(name)) for name in run.entries)
+        await self.world.apply(Record(evaluation, (), points))
+        await self.world.apply(EvalStreamCompleted(run.assignment))
+
+    async def send_rest(self, evaluation: int) -> None:
+        run = self.running[evaluation]
+        batch, run.left = run.left[:4], run.left[4:]
+        await self.world.commit(*(nar(drv(name)) for name in batch))
+        await self.world.apply(Record(evaluation, tuple(map(self.universe.record, batch)), ()))
+
+    async def fail_stream(self) -> None:
+        if self.running:
+            evaluation = self.dice.choice(list(self.running))
+            kind = self.dice.choice([FailureKind.PERMANENT, FailureKind.TRANSIENT, FailureKind.CANCELED])
+            await self.world.apply(EvalFailed(self.running[evaluation].assignment, kind, "broken", 3))
+            await self.begin_again(evaluation)
+
+    async def begin_again(self, evaluation: int) -> None:
+        del self.running[evaluation]
+        if await self.world.evaluation_status(evaluation) is EvaluationStatus.QUEUED:
+            await self.world.start_evaluation(evaluation)
+            await self.begin(evaluation)
+
+    async def abort(self) -> None:
+        query = "SELECT coalesce(array_agg(id), '{}') FROM evaluation WHERE status IN (0, 1, 2, 3, 4, 8)"
+        live = await self.world.value(query)
+        if live:
+            evaluation = self.dice.choice(live)
+            await self.world.apply(AbortEvaluation(evaluation, "by a person"))
+            run = self.running.pop(evaluation, None)
+            if run is not None and self.dice.random() < 0.7:
+                await self.world.apply(EvalFailed(run.assignment, FailureKind.ABORTED, "aborted", 3))
+
+    async def commit_drv(self) -> None:
+        await self.world.commit(nar(drv(self.dice.choice(list(self.universe.inputs)))))
+
+    async def commit_output(self) -> None:
+        path = self.dice.choice(list(self.universe.references))
+        await self.world.commit(nar(path, self.universe.references[path]))
+
+    async def claim(self) -> None:
+        queued = [
+            name for name, status in (await self.world.statuses()).items() if status is BuildStatus.QUEUED
+        ]
+        if queued:
+            name = self.dice.choice(sorted(queued))
+            assignment = await self.world.claim(name)
+            if assignment is not None:
+                self.jobs[assignment] = name
+
+    async def report_building(self) -> None:
+        if self.jobs:
+            await self.world.apply(BuildStarted(self.dice.choice(list(self.jobs))))
+
+    async def complete(self) -> None:
+        if not self.jobs:
+            return
+        assignment = self.dice.choice(list(self.jobs))
+        name = self.jobs.pop(assignment)
+        outputs = list(self.universe.outputs[name])
+        if self.dice.random() < 0.1:
+            outputs.pop()  # the worker claims more than it uploaded
+        await self.world.commit(*(nar(o.path, self.universe.references[o.path]) for o in outputs))
+        if self.dice.random() < 0.5:
+            await self.world.apply(StoreBuildOutput(assignment, (), self.dice.random() < 0.5))
+        await self.world.apply(BuildCompleted(assignment, LIMITS))
+
+    async def fail(self) -> None:
+        if self.jobs:
+            assignment = self.dice.choice(list(self.jobs))
+            del self.jobs[assignment]
+            kind = self.dice.choice(list(FailureKind))
+            await self.world.apply(BuildFailed(assignment, kind, "broken", LIMITS))
+
+    async def decline(self) -> None:
+        if self.jobs:
+            assignment = self.dice.choice(list(self.jobs))
+            del self.jobs[assignment]
+            await self.world.apply(ReturnAssignment(assignment))
+
+    async def lose_worker(self) -> None:
+        await self.world.apply(LoseWorker(WORKER))
+        self.jobs.clear()
+        await self.all_begin_again()
+
+    async def all_begin_again(self) -> None:
+        for evaluation in list(self.running):
+            await self.begin_again(evaluation)
+
+    async def retry(self) -> None:
+        self.world.now += timedelta(minutes=self.dice.choice((0, 10)))
+        await self.world.apply(RetryTransient(LIMITS))
+
+    async def fold(self) -> None:
+        assert await fold_shared_build_deltas(self.world.connection)
+
+    async def restart(self) -> None:
+        await recover_interrupted_work(self.world.connection, self.world.now)
+        self.jobs.clear()
+        await self.all_begin_again()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Let everything run to its end."""
+        await self.world.commit(*(nar(drv(name)) for name in self.universe.inputs))
+        while self.running:
+            await self.end_stream()
+        for _ in range(200):
+            await self.claim()
+            await self.retry()
+            if not self.jobs and not await self.work_left():
+                return
+            await self.complete()
+        raise AssertionError(f"no end: {await self.world.statuses()}")
+
+    async def work_left(self) -> bool:
+        query = "SELECT EXISTS (SELECT FROM derivation_build WHERE status IN (1, 2, 8))"
+        return bool(await self.world.value(query))
+
+
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(8, 100))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_every_column_is_right_after_every_step(connection: Connection, seed: int) -> None:
+    world = World(connection)
+    await world.setup()
+    walk = Walk(world, random.Random(seed))
+    trail: list[str] = []
+    try:
+        for _ in range(STEPS):
+            trail.append(await walk.step())
+            await world.check()
+        trail.append("finish")
+        await walk.finish()
+        await world.check()
+    except BaseException as error:
+        error.add_note(" ".join(trail))
+        raise
+    # Nothing runs and nothing is queued: then nothing waits either.
+    cursor = await connection.execute("SELECT id, status FROM evaluation ORDER BY id")
+    statuses = {i: EvaluationStatus(status) for i, status in await cursor.fetchall()}
+    stuck = {i: s for i, s in statuses.items() if s not in EVALUATION_TERMINAL}
+    assert stuck == {}, f"{stuck}\n{await world.picture()}"
+    for evaluation in statuses:
+        assert not await world.apply(FinishEvaluation(evaluation))
+    await recount_evaluations(connection, list(statuses))
+    await world.check()

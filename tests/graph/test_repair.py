@@ -1,0 +1,226 @@
+"""The repair pass at the end of a stream: failures asked for again, outputs that came without a build, names
+of pruned subtrees."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradient.graph.builds import RetryTransient
+from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
+from gradient.graph.pg import Connection
+from gradient.graph.record import Record
+from gradient.model import BuildStatus, EntryPoint, EvaluationStatus, FailureKind, Repository
+from tests.graph.world import LIMITS, World, drv, nar, out
+
+CHAIN = {"top": ["mid"], "mid": ["bad", "good"], "bad": [], "good": []}
+
+
+@pytest.fixture
+async def world(connection: Connection) -> World:
+    world = World(connection)
+    await world.setup()
+    return world
+
+
+async def failed_chain(world: World, kind: FailureKind = FailureKind.PERMANENT) -> int:
+    """An evaluation of CHAIN that failed through `bad`."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, CHAIN, entries=["top"])
+    await world.end_stream(evaluation)
+    await world.fail("bad", kind)
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED
+    return evaluation
+
+
+@pytest.mark.parametrize("kind", [FailureKind.PERMANENT, FailureKind.TIMEOUT])
+async def test_a_person_who_asks_again_tries_what_failed_again(world: World, kind: FailureKind) -> None:
+    await failed_chain(world, kind)
+    again = await world.evaluation()
+    await world.record(again, CHAIN, entries=["top"])
+    await world.end_stream(again)
+    await world.check()
+    assert await world.statuses() == {
+        "bad": BuildStatus.QUEUED,
+        "good": BuildStatus.QUEUED,
+        "mid": BuildStatus.CREATED,
+        "top": BuildStatus.CREATED,
+    }
+    assert await world.value("SELECT sum(attempt) FROM derivation_build") == 0
+    for name in ("bad", "good", "mid", "top"):
+        await world.build(name)
+    assert await world.evaluation_status(again) is EvaluationStatus.COMPLETED
+    await world.check()
+
+
+async def test_a_pruned_walk_reaches_the_failure_too(world: World) -> None:
+    """The worker skips a subtree the graph knows: only its top is named, and `top` failed by dependency."""
+    await failed_chain(world)
+    again = await world.evaluation()
+    await world.apply(Record(again, (), (EntryPoint("top", drv("top")),)))
+    await world.end_stream(again)
+    await world.check()
+    assert await world.evaluation_status(again) is EvaluationStatus.BUILDING
+    named = (
+        "SELECT array_agg(d.name ORDER BY d.name) FROM build_job j JOIN derivation d ON d.id = j.derivation"
+    )
+    assert await world.value(f"{named} WHERE j.evaluation = %s", again) == ["bad", "good", "mid", "top"]
+    await world.fail("bad")
+    await world.check()
+    assert await world.evaluation_status(again) is EvaluationStatus.FAILED
+
+
+async def test_a_failure_of_this_evaluation_is_not_tried_again(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, CHAIN, entries=["top"])
+    await world.fail("bad")
+    await world.end_stream(evaluation)
+    assert await world.status("bad") is BuildStatus.FAILED_PERMANENT
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED
+    await world.check()
+
+
+async def test_what_is_named_after_its_dependency_failed_fails_with_it(world: World) -> None:
+    first = await world.evaluation()
+    await world.record(first, {"bad": []}, entries=["bad"])
+    await world.fail("bad")
+    await world.record(first, {"late": ["bad"], "user": ["late"]}, entries=["user"])
+    assert await world.status("late") is BuildStatus.CREATED
+    await world.end_stream(first)
+    assert await world.status("late") is await world.status("user") is BuildStatus.DEPENDENCY_FAILED
+    assert await world.evaluation_status(first) is EvaluationStatus.FAILED
+    await world.check()
+
+
+async def test_a_task_does_not_try_a_failure_again(world: World) -> None:
+    await failed_chain(world)
+    await world.connection.execute(
+        "INSERT INTO task (project, name, repository, created_at) SELECT id, 't', 'u', now() FROM project"
+    )
+    task = await world.value("SELECT id FROM task")
+    source = Repository("git+https://example.org/x")
+    evaluation = await world.apply(CreateEvaluation("main", source, task=task))
+    await world.start_evaluation(evaluation)
+    await world.record(evaluation, {**CHAIN, "other": ["bad"]}, entries=["top", "other"])
+    await world.end_stream(evaluation)
+    assert await world.status("bad") is BuildStatus.FAILED_PERMANENT
+    assert await world.status("top") is await world.status("other") is BuildStatus.DEPENDENCY_FAILED
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED
+    await world.check()
+
+
+async def test_what_failed_through_something_repaired_elsewhere_is_tried_again(world: World) -> None:
+    """`top` failed with `bad`; another evaluation had `bad` built since."""
+    await failed_chain(world)
+    other = await world.evaluation()
+    await world.record(other, {"bad": []}, entries=["bad"])
+    await world.end_stream(other)
+    await world.build("bad")
+    assert await world.status("top") is BuildStatus.DEPENDENCY_FAILED
+    again = await world.evaluation()
+    await world.record(again, CHAIN, entries=["top"])
+    await world.end_stream(again)
+    await world.check()
+    for name in ("good", "mid", "top"):
+        await world.build(name)
+    assert await world.evaluation_status(again) is EvaluationStatus.COMPLETED
+
+
+async def test_what_nobody_needs_thaws_to_skipped(world: World) -> None:
+    await failed_chain(world)
+    await world.commit(nar(out("top")))
+    again = await world.evaluation()
+    await world.record(again, CHAIN, entries=["top"])
+    await world.end_stream(again)
+    await world.check()
+    # `top` had failed, and its NAR is here: nothing below it is built.
+    assert await world.statuses() == {
+        "top": BuildStatus.COMPLETED,
+        "mid": BuildStatus.SKIPPED,
+        "bad": BuildStatus.SKIPPED,
+        "good": BuildStatus.SKIPPED,
+    }
+    assert await world.evaluation_status(again) is EvaluationStatus.COMPLETED
+
+
+async def test_present_outputs_complete_and_what_they_refer_to_is_wanted(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"lib": []})
+    await world.commit(nar(out("app"), [out("lib")]))
+    await world.record(evaluation, {"app": ["tool"], "tool": []}, entries=["app"])
+    assert await world.status("app") is BuildStatus.CREATED
+    await world.end_stream(evaluation)
+    await world.check()
+    assert await world.status("app") is BuildStatus.COMPLETED
+    assert await world.status("tool") is BuildStatus.SKIPPED
+    assert await world.status("lib") is BuildStatus.QUEUED
+    await world.build("lib")
+    await world.check()
+    assert await world.value(
+        "SELECT fetchable FROM derivation_build WHERE derivation = %s", await world.id("app")
+    )
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.COMPLETED
+
+
+async def test_a_second_evaluation_adopts_what_it_waits_for(world: World) -> None:
+    first = await world.evaluation()
+    await world.record(first, CHAIN, entries=["top"])
+    await world.end_stream(first)
+    await world.start("bad")
+    second = await world.evaluation()
+    await world.apply(Record(second, (), (EntryPoint("top", drv("top")),)))
+    await world.end_stream(second)
+    await world.check()
+    counts = "SELECT named_shared_builds + coalesce(sum(named), 0) FROM evaluation v"
+    ledger = "LEFT JOIN evaluation_shared_build_delta l ON l.evaluation = v.id"
+    assert await world.value(f"{counts} {ledger} WHERE v.id = %s GROUP BY v.id", second) == 4
+    assert await world.apply(AbortEvaluation(first, "by a person"))
+    assert await world.status("bad") is BuildStatus.BUILDING
+    assert await world.apply(AbortEvaluation(second, "by a person"))
+    assert await world.status("bad") is BuildStatus.ABORTED
+    await world.check()
+
+
+async def test_the_last_abort_stops_a_build_that_several_named(world: World) -> None:
+    await failed_chain(world)
+    second = await world.evaluation()
+    await world.record(second, {"bad": []}, entries=["bad"])
+    await world.end_stream(second)
+    await world.build("bad")
+    # `top` thaws in the third, which is aborted before its stream ends.
+    third = await world.evaluation()
+    await world.record(third, {"mid": ["bad", "good"]}, entries=["mid"])
+    fourth = await world.evaluation()
+    await world.apply(Record(fourth, (), (EntryPoint("good", drv("good")),)))
+    assert await world.status("good") is BuildStatus.QUEUED
+    await world.apply(AbortEvaluation(third, "by a person"))
+    assert await world.status("good") is BuildStatus.QUEUED
+    await world.apply(AbortEvaluation(fourth, "by a person"))
+    assert await world.status("good") is BuildStatus.ABORTED
+    await world.check()
+
+
+async def test_an_abort_is_no_failure_of_an_evaluation_that_needed_nothing(world: World) -> None:
+    """`tool` is named by the second as an input of what the cache holds; only the first wants it."""
+    first, second = await world.evaluation(), await world.evaluation()
+    await world.record(first, {"tool": []}, entries=["tool"])
+    await world.commit(nar(out("held")))
+    await world.record(second, {"held": ["tool"], "x": []}, entries=["held", "x"])
+    await world.end_stream(second)
+    await world.apply(AbortEvaluation(first, "by a person"))
+    await world.check()
+    assert await world.status("tool") is BuildStatus.SKIPPED
+    await world.build("x")
+    assert await world.evaluation_status(second) is EvaluationStatus.COMPLETED
+
+
+async def test_a_retry_that_nobody_wants_any_more_is_skipped(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["flaky", "bad"], "flaky": [], "bad": [], "x": []}, ["top", "x"])
+    await world.end_stream(evaluation)
+    await world.fail("flaky", FailureKind.TRANSIENT)
+    await world.fail("bad")
+    assert await world.status("flaky") is BuildStatus.FAILED_TRANSIENT
+    world.now = world.now.replace(hour=world.now.hour + 1)
+    await world.apply(RetryTransient(LIMITS))
+    await world.check()
+    assert await world.status("flaky") is BuildStatus.SKIPPED
