@@ -87,7 +87,7 @@ async def work(settings: Settings, stop: Stop, *, signals: bool = True) -> None:
         identity = await trio.to_thread.run_sync(worker_id, data)
         uplink = Uplink(
             identity,
-            lambda: Credentials(server_url(settings), worker_token(settings)),
+            partial(trio.to_thread.run_sync, _credentials, settings),
             http,
             partial(_session, machine, worker_capabilities(machine.host, settings.worker, nix_version)),
         )
@@ -111,6 +111,10 @@ async def _start(
 
 def _session(machine: Machine, capabilities: WorkerCapabilities, link: Link, base_url: str) -> Session:
     return Session(link, base_url, capabilities, machine.store, partial(execute, machine))
+
+
+def _credentials(settings: Settings) -> Credentials:
+    return Credentials(server_url(settings), worker_token(settings))
 
 
 def find_nix(given: Path | None) -> Path:

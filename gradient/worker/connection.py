@@ -6,7 +6,8 @@ a server that refuses us, or is on its way down, must not be asked every second 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import attrs
@@ -52,9 +53,11 @@ class Uplink:
     """The worker's way to its server. `make_session` puts a session on a link: (link, HTTP address)."""
 
     worker_id: str
-    credentials: Callable[[], Credentials]
+    credentials: Callable[[], Awaitable[Credentials]]
     http: HttpClient
     make_session: Callable[[Link, str], Session]
+    # Opens the link; tests have no sockets.
+    connect: Callable[[str], AbstractAsyncContextManager[Link]] = attrs.field(default=connect, kw_only=True)
     # The session that is being served.
     _session: Session | None = attrs.field(default=None, init=False)
 
@@ -91,10 +94,10 @@ class Uplink:
 
     async def _serve_once(self) -> bool:
         """One session, to its end; whether it was served. Raises what is expected when there was none."""
-        credentials = await trio.to_thread.run_sync(self.credentials)
+        credentials = await self.credentials()
         proto_url = await self._find_proto(credentials.server_url)
         tokens = [PeerToken(ANY_PEER, credentials.token)]
-        async with connect(proto_url) as link:
+        async with self.connect(proto_url) as link:
             await introduce(link, self.worker_id, Capabilities(), tokens)
             log.info("connected", server=credentials.server_url, worker=self.worker_id)
             return await self._serve(self.make_session(link, credentials.server_url))

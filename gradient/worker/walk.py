@@ -18,6 +18,8 @@ from gradient.model import DiscoveredDerivation, EntryPoint
 # Seed "Jobs", Walk: derivations of one wave, and of one EvalResult.
 WAVE: Final = 256
 BATCH: Final = 50
+# A record is smaller than its file, and a message holds 8 MiB.
+BATCH_BYTES: Final = 4 * 2**20  # of `.drv` files
 
 
 class Walk:
@@ -79,8 +81,10 @@ class Batcher:
     An entry point goes with its root derivation; when that one was published before or is known to the
     graph, with whatever comes next."""
 
-    def __init__(self, size: int = BATCH) -> None:
+    def __init__(self, size: int = BATCH, max_bytes: int = BATCH_BYTES) -> None:
         self._size = size
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._derivations: list[Read] = []
         self._entry_points: list[EntryPoint] = []
         # Entry points whose root was not read yet, by its path.
@@ -107,14 +111,17 @@ class Batcher:
     def read(self, derivation: Read) -> Batch | None:
         """Add a derivation; the batch that it completes, if it does."""
         self._derivations.append(derivation)
+        self._bytes += len(derivation.data)
         self._settle(derivation.record.drv_path)
-        return self.flush() if len(self._derivations) >= self._size else None
+        full = len(self._derivations) >= self._size or self._bytes >= self._max_bytes
+        return self.flush() if full else None
 
     def flush(self) -> Batch:
         """What was collected; empty when nothing was."""
         batch = Batch(tuple(self._derivations), tuple(self._entry_points))
         self._derivations.clear()
         self._entry_points.clear()
+        self._bytes = 0
         return batch
 
     def _settle(self, drv_path: str) -> None:
