@@ -56,7 +56,7 @@ class CannotListen(Exception):
     """An address cannot be listened on: somebody else does, or it is none of this machine's."""
 
 
-async def serve(
+async def serve(  # noqa: ASYNC128  # `_start` says when it serves
     settings: Settings, stop: Stop, *, task_status: trio.TaskStatus[Serving] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run a server until `stop`, then drain it.

@@ -75,7 +75,7 @@ class Task:
         finally:
             self._ended.set()
 
-    async def serve(
+    async def serve(  # noqa: ASYNC128  # the service itself says when it has started
         self, service: Callable[..., Awaitable[None]], *, task_status: trio.TaskStatus[Any]
     ) -> None:
         """The same for a service that says when it has started; for `nursery.start`."""

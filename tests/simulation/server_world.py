@@ -115,7 +115,7 @@ class ServerWorld:
             except WireError:
                 pass  # one session's matter, as the listener has it
 
-        self.nursery.start_soon(serve)
+        self.nursery.start_soon(serve)  # noqa: ASYNC113  # the stream pair buffers
         async with connect_over(ours) as link:
             await introduce(link, str(UUID(int=number)), wire.Capabilities(), [wire.PeerToken("*", TOKEN)])
             worker = ScriptedWorker(link, self)
