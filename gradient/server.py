@@ -21,7 +21,7 @@ from gradient.graph.migrate import migrate
 from gradient.graph.moves import Moves
 from gradient.graph.pg import DATABASE_ERRORS, Connection, Pool
 from gradient.graph.recovery import recover_interrupted_work
-from gradient.graph.writer import GraphWriter
+from gradient.graph.writer import UNRECORDED, GraphWriter
 from gradient.nar.store import NarStore
 from gradient.nursery.health import HealthTable
 from gradient.nursery.periodic import periodic
@@ -114,18 +114,22 @@ class Server:
 
     async def run_writer(self) -> None:
         """The graph writer under supervision; returns once it is closed and has emptied its channel."""
-        await supervise(
-            "graph writer",
-            self.writer.run,
-            restart_on=DATABASE_ERRORS,
-            health=self.health,
-            may_return=True,
-        )
+        try:
+            await supervise(
+                "graph writer",
+                self.writer.run,
+                restart_on=DATABASE_ERRORS,
+                health=self.health,
+                may_return=True,
+            )
+        finally:
+            # Also when it is cancelled between two runs: whoever waits, perhaps shielded, is told.
+            self.writer.stop()
 
     def passes(self) -> Iterator[Callable[[], Awaitable[None]]]:
         """Every pass of the scheduler, as a task with its own budget."""
         scheduler = self.scheduler
-        a_pass = partial(periodic, budget=PASS_BUDGET, health=self.health, recoverable=DATABASE_ERRORS)
+        a_pass = partial(periodic, budget=PASS_BUDGET, health=self.health, recoverable=UNRECORDED)
         for name, run, interval, wake in (
             ("build assignment", scheduler.assign_builds, TICK, scheduler.builds_moved),
             ("evaluation assignment", scheduler.assign_queued_evals, TICK, scheduler.evaluations_moved),

@@ -43,6 +43,7 @@ from psycopg.waiting import Ready, Wait
 
 from gradient.graph.adapt import ADAPTERS, rows_as
 from gradient.graph.statements import Statement
+from gradient.nix.errors import NixError
 
 T = TypeVar("T")
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Any] | None
@@ -105,14 +106,25 @@ DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (psycopg.OperationalError,
 _RETRYABLE: Final = frozenset({"40P01", "40001", "25P02"})
 
 
+_CONTENT_ERRORS: Final = (
+    GraphError,
+    NixError,
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.errors.StatementTooComplex,
+)
+
+
 def is_retryable(error: Exception) -> bool:
     """Whether the whole transaction may succeed when it is run again."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE
 
 
 def is_content_error(error: Exception) -> bool:
-    """Whether the values are at fault: refused by us, out of range, or against a constraint."""
-    return isinstance(error, GraphError | psycopg.DataError | psycopg.IntegrityError)
+    """Whether the values are at fault: refused by us, no Nix thing, out of range, against a constraint, or
+    larger than PostgreSQL holds. The connection is as well as before."""
+    return isinstance(error, _CONTENT_ERRORS)
 
 
 # --- driving psycopg's generators -----------------------------------------------------------------

@@ -8,11 +8,12 @@ Source: seed "Queueing and Counters" (Queueing Events, Naming, Walk Completeness
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final
 
 import attrs
 
+from gradient.graph.batch_checks import check_batch
 from gradient.graph.can_start import promote, seed_blocking_deps, unpromote_ungated
 from gradient.graph.completeness import spread_completeness
 from gradient.graph.locks import SharedBuildLock, lock_shared_builds
@@ -165,8 +166,8 @@ class Recorded:
 class Record:
     """Record an EvalResult batch of an evaluation (writer message).
 
-    Raises Rejected when the batch contradicts itself or the graph; the evaluation then fails. A batch
-    for an evaluation that is not evaluating any more is dropped.
+    Raises Rejected when the batch contradicts itself or the graph, InvalidStorePath for what is none; the
+    evaluation then fails. A batch for an evaluation that is not evaluating any more is dropped.
     """
 
     evaluation: int
@@ -188,6 +189,7 @@ class Record:
         await add_messages(tx, self.evaluation, MessageLevel.ERROR, "evaluation", self.errors)
         if not (self.derivations or self.entry_points):
             return Recorded()
+        check_batch(self.derivations, self.entry_points)
         batch = await _resolve(tx, self)
         walked = await _write_derivations(tx, batch)
         await _move_builds(tx, batch, walked, evaluation=self.evaluation, task=task)
@@ -281,11 +283,6 @@ async def _write_outputs(tx: Transaction, derivations: dict[int, DiscoveredDeriv
     rows = []
     for i, derivation in derivations.items():
         for output in derivation.outputs:
-            if not output.path:
-                raise Rejected(
-                    f"{derivation.drv_path}: the path of output {output.name} is not known before the build; "
-                    "floating content-addressed derivations are not supported"
-                )
             path = StorePath.parse(output.path)
             rows.append((i, output.name, path.hash_part, path.name))
     if not rows:
@@ -378,12 +375,3 @@ async def _seed_counters(
     flips = await seed_missing_runtime_deps(tx, lock, touched, before)
     await seed_blocking_deps(tx, lock, ordered(walked.fresh | walked.grown | created | above))
     await spread_completeness(tx, flips)
-
-
-def split_batches(
-    derivations: Iterable[DiscoveredDerivation], size: int = MAX_BATCH
-) -> Iterable[tuple[DiscoveredDerivation, ...]]:
-    """Cut a merged batch to the limit, in walk order."""
-    pending = tuple(derivations)
-    for start in range(0, len(pending), size):
-        yield pending[start : start + size]

@@ -43,6 +43,10 @@ class WriterStopped(Exception):
     """The graph writer has stopped; nothing more can be recorded."""
 
 
+# Why a message may not be recorded though nothing is wrong with it.
+UNRECORDED: Final[tuple[type[Exception], ...]] = (*DATABASE_ERRORS, WriterStopped, TimeoutError)
+
+
 class TransactionLost(RuntimeError):
     """A bug: a failed statement was swallowed in the middle of a transaction."""
 
@@ -103,7 +107,8 @@ class GraphWriter:
         """Apply a message and return its result once it is committed.
 
         Raises GraphError (or another content error) when this message cannot be applied, WriterStopped
-        when the writer has ended. A caller cancelled while waiting does not undo its message.
+        when the writer has ended, TimeoutError when the transaction took too long and was given up. A
+        caller cancelled while waiting does not undo its message.
         """
         return await self.post(message).result()
 
@@ -135,12 +140,14 @@ class GraphWriter:
         except DATABASE_ERRORS:
             raise
         except BaseException:
-            self._stop()
+            self.stop()
             raise
-        self._stop()
+        self.stop()
 
-    def _stop(self) -> None:
-        """Nobody runs this writer any more: whoever waits for an answer is told so."""
+    def stop(self) -> None:
+        """Nobody runs this writer any more: whoever waits for an answer is told so. For who gives up
+        running it again; stopping twice is fine."""
+        self._send.close()
         waiting = list(self._taken)
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             while True:

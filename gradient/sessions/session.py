@@ -18,8 +18,7 @@ import structlog
 import trio
 
 from gradient.graph.builds import LoseAssignments
-from gradient.graph.pg import DATABASE_ERRORS
-from gradient.graph.writer import GraphWriter, WriterStopped
+from gradient.graph.writer import UNRECORDED, GraphWriter
 from gradient.model import JobKind
 from gradient.passes.pool import Worker
 from gradient.passes.scheduler import Scheduler
@@ -37,9 +36,6 @@ from gradient.wire.transport import FLOODING, Link
 MAX_QUESTIONS: Final = 16
 # Seconds to record a lost worker when the server itself is being cancelled; the next start does it else.
 LOSE_LIMIT: Final = 5.0
-
-# The database does not take it now.
-UNRECORDED: Final[tuple[type[Exception], ...]] = (*DATABASE_ERRORS, WriterStopped, TimeoutError)
 
 log = structlog.get_logger()
 

@@ -1,0 +1,205 @@
+"""What a hostile worker may send: its own message is refused in words, and the writer goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import psycopg
+import pytest
+import trio
+
+from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
+from gradient.graph.builds import BuildFailed, StoreBuildOutput
+from gradient.graph.evaluations import CreateEvaluation, EvalStreamCompleted, EvaluationPhase, StoreEvalStats
+from gradient.graph.messages import MAX_MESSAGES, AddMessage
+from gradient.graph.nar import CommitNars
+from gradient.graph.pg import Connection, fetch_value, is_content_error
+from gradient.graph.record import Record
+from gradient.graph.transaction import Rejected
+from gradient.graph.writer import GraphWriter
+from gradient.model import (
+    BuildMetrics,
+    BuildProduct,
+    BuiltOutput,
+    EntryPoint,
+    EvaluationStatus,
+    FailureKind,
+    MessageLevel,
+    OutputPath,
+    Repository,
+    Span,
+)
+from gradient.nix.store_path import InvalidStorePath
+from tests.graph.world import LIMITS, START, WORKER, derivation, drv, hash_part, nar, out
+
+BIG = 2**64 - 1
+
+
+@attrs.define(eq=False)
+class Bench:
+    writer: GraphWriter
+    connection: Connection
+    evaluation: int
+
+    async def refused(self, message: Any) -> Exception:
+        """The error of a message; afterwards a good one is applied."""
+        with pytest.raises(Exception) as refusal:  # of any kind: it is looked at below
+            await self.writer.submit(message)
+        assert is_content_error(refusal.value)
+        await self.writer.submit(Record(self.evaluation, (derivation("after"),)))
+        return refusal.value
+
+    async def value(self, query: str) -> Any:
+        return await fetch_value(self.connection, query)
+
+
+@pytest.fixture
+async def bench(database_url: str, connection: Connection, nursery: trio.Nursery) -> Bench:
+    await connection.execute("INSERT INTO project (name, created_at) VALUES ('main', now())")
+    await connection.execute("INSERT INTO cache (name, created_at) VALUES ('main', now())")
+    writer = GraphWriter(database_url, lambda moves: None, lambda: START)
+    await nursery.start(writer.run)
+    evaluation = await writer.submit(CreateEvaluation("main", Repository("git+https://example.org/x")))
+    assignment = await writer.submit(ClaimEvaluation(evaluation, WORKER, "w"))
+    assert assignment is not None
+    await writer.submit(EvaluationPhase(assignment, EvaluationStatus.EVALUATING_DERIVATION))
+    return Bench(writer, connection, evaluation)
+
+
+BAD_DERIVATIONS = {
+    "no store path": attrs.evolve(derivation("a"), drv_path="/etc/passwd"),
+    "no derivation": attrs.evolve(derivation("a"), drv_path=out("a")),
+    "an input that is none": attrs.evolve(derivation("a"), dependencies=(out("b"),)),
+    "an input that is no path": attrs.evolve(derivation("a"), dependencies=("x" * 10**6,)),
+    "an output that is no path": attrs.evolve(derivation("a"), outputs=(OutputPath("out", "/nix/store/x"),)),
+    "an output without a path": attrs.evolve(derivation("a"), outputs=(OutputPath("out", ""),)),
+    "an output with a long name": attrs.evolve(derivation("a"), outputs=(OutputPath("o" * 300, out("a")),)),
+    "no outputs": attrs.evolve(derivation("a"), outputs=()),
+    "a source that is no path": attrs.evolve(derivation("a"), input_sources=("../..",)),
+    "NUL in a system": attrs.evolve(derivation("a"), architecture="x86\0linux"),
+    "NUL in a feature": attrs.evolve(derivation("a"), required_features=("k\0m",)),
+    "a long system": attrs.evolve(derivation("a"), architecture="x" * 10**5),
+    "a long package name": attrs.evolve(derivation("a"), pname="x" * 10**5),
+    "too many features": attrs.evolve(derivation("a"), required_features=tuple(map(str, range(100)))),
+    "a limit beyond 32 bits": attrs.evolve(derivation("a"), timeout_secs=BIG),
+    "a limit below 1": attrs.evolve(derivation("a"), max_silent_secs=-5),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DERIVATIONS)
+async def test_a_bad_derivation_fails_its_batch_alone(bench: Bench, name: str) -> None:
+    error = await bench.refused(Record(bench.evaluation, (derivation("good"), BAD_DERIVATIONS[name])))
+    assert 0 < len(str(error)) < 1000
+    assert await bench.value("SELECT count(*) FROM derivation") == 1  # `after`; nothing of the batch
+
+
+BAD_ENTRIES = {
+    "no path": EntryPoint("a", "nowhere"),
+    "never sent": EntryPoint("a", drv("nobody")),
+    "a long attribute": EntryPoint("a" * 10**5, drv("good")),
+    "NUL in the attribute": EntryPoint("a\0b", drv("good")),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ENTRIES)
+async def test_a_bad_entry_point_fails_its_batch_alone(bench: Bench, name: str) -> None:
+    await bench.refused(Record(bench.evaluation, (derivation("good"),), (BAD_ENTRIES[name],)))
+    assert await bench.value("SELECT count(*) FROM entry_point") == 0
+
+
+async def test_the_longest_attribute_fits_its_index(bench: Bench) -> None:
+    attr = "".join(chr(0x4E00 + i) for i in range(666))  # 1998 bytes that do not compress
+    await bench.writer.submit(Record(bench.evaluation, (derivation("a"),), (EntryPoint(attr, drv("a")),)))
+    assert await bench.value("SELECT eval FROM entry_point") == attr
+
+
+async def test_the_longest_names_fit_the_index_of_metrics(bench: Bench) -> None:
+    text = "".join(chr(0x20000 + i * 7) for i in range(256))  # 1024 bytes
+    bad = attrs.evolve(derivation("a"), pname=text, architecture=text[::-1])
+    await bench.writer.submit(CommitNars(1, (nar(drv("a")),)))
+    await bench.writer.submit(Record(bench.evaluation, (bad,), (EntryPoint("a", drv("a")),)))
+    assignment = await started(bench)
+    await bench.writer.submit(StoreBuildOutput(assignment, (), False, BuildMetrics(1)))
+    assert await bench.value("SELECT history_name FROM derivation_metric") == text
+
+
+async def started(bench: Bench) -> int:
+    """The assignment of the build of `a`."""
+    query = f"SELECT id FROM derivation WHERE hash = '{hash_part('a.drv')}'"
+    assignment = await bench.writer.submit(ClaimBuild(await bench.value(query), False, WORKER, "w"))
+    assert assignment is not None
+    return assignment
+
+
+BAD_REPORTS = {
+    "a size beyond 64 bits": lambda a: StoreBuildOutput(a, (BuiltOutput("out", out("a"), BIG),), False),
+    "NUL in an output": lambda a: StoreBuildOutput(a, (BuiltOutput("o\0", out("a"), 1),), False),
+    "a time beyond 32 bits": lambda a: StoreBuildOutput(a, (), False, BuildMetrics(BIG)),
+    "a float beyond real": lambda a: StoreBuildOutput(a, (), False, BuildMetrics(1, avg_cpu_pct=1e300)),
+    "NUL in a product": lambda a: StoreBuildOutput(
+        a, (BuiltOutput("out", "", products=(BuildProduct("f\0", "", "", ""),)),), False
+    ),
+    "NUL in a timeline": lambda a: BuildFailed(
+        a, FailureKind.PERMANENT, "", LIMITS, timeline=(Span("p\0", 0, 1),)
+    ),
+    "an assignment beyond 64 bits": lambda a: StoreBuildOutput(BIG, (), False),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REPORTS)
+async def test_a_bad_report_of_a_build_fails_alone(bench: Bench, name: str) -> None:
+    await bench.writer.submit(CommitNars(1, (nar(drv("a")),)))
+    await bench.writer.submit(Record(bench.evaluation, (derivation("a"),), (EntryPoint("a", drv("a")),)))
+    assignment = await started(bench)
+    await bench.refused(BAD_REPORTS[name](assignment))
+    # The build can still end.
+    await bench.writer.submit(BuildFailed(assignment, FailureKind.PERMANENT, "e\0rror", LIMITS))
+    assert await bench.value("SELECT failure_message FROM build_attempt") == "error"
+
+
+async def test_bad_numbers_of_an_evaluation_fail_alone(bench: Bench) -> None:
+    error = await bench.refused(StoreEvalStats(bench.evaluation, BIG, 1, 1))
+    assert isinstance(error, psycopg.DataError)
+    assert isinstance(await bench.refused(EvalStreamCompleted(BIG)), psycopg.DataError)
+
+
+async def test_messages_are_cut_and_counted(bench: Bench) -> None:
+    await bench.writer.submit(AddMessage(bench.evaluation, MessageLevel.NOTICE, "s\0" * 10**4, "m\0" * 10**6))
+    assert await bench.value("SELECT length(message) FROM evaluation_message") == 65536
+    flood = tuple(f"warning {i}" for i in range(MAX_MESSAGES + 500))
+    await bench.writer.submit(Record(bench.evaluation, warnings=flood))
+    await bench.writer.submit(Record(bench.evaluation, warnings=("one more",)))
+    assert await bench.value("SELECT count(*) FROM evaluation_message") == MAX_MESSAGES + 1
+
+
+async def test_what_is_refused_is_said_in_words(bench: Bench) -> None:
+    refused = await bench.refused(Record(bench.evaluation, (BAD_DERIVATIONS["no outputs"],)))
+    assert isinstance(refused, Rejected)
+    assert str(refused) == f"{drv('a')}: a derivation without outputs can never be done"
+    refused = await bench.refused(Record(bench.evaluation, (BAD_DERIVATIONS["no store path"],)))
+    assert isinstance(refused, InvalidStorePath)
+    refused = await bench.refused(Record(bench.evaluation + 1000, (derivation("a"),)))
+    assert str(refused) == f"evaluation {bench.evaluation + 1000} does not exist"
+    refused = await bench.refused(CreateEvaluation("nobody", Repository("git+https://example.org/x")))
+    assert "no project 'nobody'" in str(refused)
+    refused = await bench.refused(CreateEvaluation("main"))
+    assert "one source" in str(refused)
+
+
+async def test_a_record_that_contradicts_an_earlier_one_changes_nothing(bench: Bench) -> None:
+    first = derivation("a", ["b"])
+    await bench.writer.submit(Record(bench.evaluation, (first, derivation("b"))))
+    other = attrs.evolve(
+        first, architecture="other", outputs=(*first.outputs, OutputPath("dev", out("a", "dev")))
+    )
+    await bench.writer.submit(Record(bench.evaluation, (other,)))
+    assert await bench.value("SELECT count(*) FROM derivation_output") == 2
+    assert await bench.value("SELECT count(*) FROM derivation WHERE architecture = 'other'") == 0
+
+
+async def test_one_path_under_two_names_is_committed_once(bench: Bench) -> None:
+    path = out("a")
+    await bench.writer.submit(CommitNars(1, (nar(path), nar(path + "-more"))))
+    assert await bench.value("SELECT count(*) FROM cached_path") == 1
+    await bench.refused(CommitNars(1, (nar("/nix/store/short"),)))
