@@ -167,7 +167,8 @@ def _listening_on(address: Address) -> Iterator[None]:
 async def _announce(server: Server, http: Address, proto: Address) -> Serving:
     """Say where the server is: to the handlers, in the data directory, to the caller."""
     urls = Urls(http.url(), proto.url("ws") + "/proto")
-    server.site.urls = urls
+    public = server.settings.server.url
+    server.site.urls = Urls.public(public) if public else urls
     server.announced = True
     await trio.to_thread.run_sync(write_atomically, server.data.http_url, urls.http + "\n")
     return Serving(urls.http, urls.proto, urls.cache(FIRST_CACHE), server.site.cache.public_key)

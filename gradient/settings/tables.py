@@ -55,11 +55,16 @@ class ScoringPolicy(Enum):
 
 @attrs.frozen
 class Server:
-    """`[server]`: where the server keeps its files and listens."""
+    """`[server]`: where the server keeps its files and listens.
+
+    `url` is its public address (`https://ci.example.org`) behind a reverse proxy that joins both listeners;
+    without it each client is told the host name by which it came.
+    """
 
     data_dir: Path = attrs.field(factory=lambda: default_data_dir(os.environ))
     http: Address = attrs.field(default=Address("127.0.0.1", 3000))
     proto: Address = attrs.field(default=Address("127.0.0.1", 3001))
+    url: str | None = None
 
 
 @attrs.frozen

@@ -39,7 +39,8 @@ async def create_evaluation(site: Site) -> Response:
     who = await site.gate.admit(request.headers.get("Authorization"))
     message = await _requested_evaluation(site, who)
     evaluation = await site.submit(message)
-    answer = {"evaluation": evaluation, "url": site.urls.evaluation(evaluation)}
+    urls = site.urls.seen_by(request.headers.get("Host"))
+    answer = {"evaluation": evaluation, "url": urls.evaluation(evaluation)}
     return json_answer(answer, 201)
 
 

@@ -95,7 +95,7 @@ async def index(site: Site) -> Response:
         "index.html",
         evaluations=evaluations,
         workers=list(site.workers),
-        cache_url=site.urls.cache(site.cache.name),
+        cache_url=site.urls.seen_by(request.headers.get("Host")).cache(site.cache.name),
         public_key=site.cache.public_key,
         version=site.version,
         duration=lambda since: duration(since, now),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -16,13 +19,35 @@ from gradient.sessions.live import LiveHub
 from gradient.web.access import Gate
 from gradient.web.uploads import Cache, Submit, Uploads
 
+# A host name or address with an optional port, as a Host header may hold it; anything else is not echoed.
+_HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
+
 
 @attrs.frozen
 class Urls:
-    """Where this server is, as others reach it: `http://host:port` and `ws://host:port/proto`."""
+    """Where this server is: `http://host:port` and `ws://host:port/proto`.
+
+    `fixed` says that these are its public addresses (`server.url`); otherwise they are where it listens,
+    and a client is told the host name by which it reached us.
+    """
 
     http: str
     proto: str
+    fixed: bool = False
+
+    @classmethod
+    def public(cls, url: str) -> Urls:
+        """The addresses behind a reverse proxy that joins both listeners at `url`."""
+        base = url.rstrip("/")
+        return cls(base, f"ws{base.removeprefix('http')}/proto", fixed=True)
+
+    def seen_by(self, host: str | None) -> Urls:
+        """The same as the client sees it that sent this Host header."""
+        named = _HOST.fullmatch(host or "")
+        if self.fixed or named is None:
+            return self
+        proto_port = urlsplit(self.proto).port
+        return Urls(f"http://{named[0]}", f"ws://{named[1]}:{proto_port}/proto")
 
     def cache(self, name: str) -> str:
         """The substituter address of a cache."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from quart import Response
+from quart import Response, request
 
 from gradient.graph import page_reads
 from gradient.model import JobKind
@@ -27,12 +27,13 @@ async def health(site: Site) -> Response:
 
 
 async def server(site: Site) -> Response:
-    """What a worker or the CLI asks first."""
+    """What a worker or the CLI asks first, with the addresses as it can reach them."""
+    urls = site.urls.seen_by(request.headers.get("Host"))
     return json_answer(
         {
             "version": site.version,
-            "proto_url": site.urls.proto,
-            "cache_url": site.urls.cache(site.cache.name),
+            "proto_url": urls.proto,
+            "cache_url": urls.cache(site.cache.name),
             "public_key": site.cache.public_key,
             "store_dir": STORE_DIR,
             "data_version": site.data_version,
