@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import attrs
-from quart import Response, render_template
+from quart import Response, render_template, request
 
 from gradient.graph import page_reads
 from gradient.graph.log_reads import log_tails

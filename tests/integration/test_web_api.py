@@ -11,7 +11,7 @@ from gradient.graph.assignments import ClaimBuild
 from gradient.graph.builds import BuildFailed
 from gradient.graph.evaluations import ParkEvaluation
 from gradient.graph.messages import AddMessage
-from gradient.model import FailureKind, JobKind, MessageLevel
+from gradient.model import EvaluationStatus, FailureKind, JobKind, MessageLevel
 from gradient.passes.pool import ActiveJob, Worker
 from gradient.wire.messages import Capabilities, WorkerCapabilities
 from tests.graph.world import LIMITS, START, WORKER, drv, out
@@ -188,7 +188,7 @@ async def test_a_failed_evaluation_says_what_failed_and_because_of_what(web: Web
 async def test_why_an_evaluation_waits(web: Web) -> None:
     evaluation = await web.world.evaluation()
     reason = {"kind": "eval_workers", "capability": "eval", "connected_workers": 1}
-    await web.world.apply(ParkEvaluation(evaluation, reason))
+    await web.world.apply(ParkEvaluation(evaluation, EvaluationStatus.EVALUATING_DERIVATION, reason))
     _, shown = await web.call("GET", f"/api/v1/evaluations/{evaluation}")
     assert shown["status"] == "Waiting"
     assert shown["waiting"]["reason"] == reason

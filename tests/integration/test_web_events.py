@@ -16,7 +16,7 @@ from gradient.graph.builds import BuildCompleted
 from gradient.graph.evaluations import AbortEvaluation, ParkEvaluation
 from gradient.graph.messages import AddMessage
 from gradient.http.client import Download
-from gradient.model import MessageLevel
+from gradient.model import EvaluationStatus, MessageLevel
 from gradient.sessions.live import MAX_PENDING_LOG, Progress
 from gradient.web import events, logs
 from tests.graph.world import LIMITS, nar, out
@@ -147,7 +147,7 @@ async def test_messages_progress_and_waiting(web: Web) -> None:
             "derivations": 70,
         }
         reason = {"kind": "eval_workers", "capability": "fetch", "connected_workers": 0}
-        await world.apply(ParkEvaluation(evaluation, reason))
+        await world.apply(ParkEvaluation(evaluation, EvaluationStatus.EVALUATING_DERIVATION, reason))
         event = await reader.event()
         assert (event["event"], event["status"]) == ("evaluation", "Waiting")
         assert event["waiting"]["words"].startswith("waits for a worker that can fetch flakes")

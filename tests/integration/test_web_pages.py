@@ -11,7 +11,7 @@ import pytest
 from gradient.graph.builds import BuildFailed
 from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation
 from gradient.graph.messages import AddMessage
-from gradient.model import FailureKind, MessageLevel, Repository
+from gradient.model import EvaluationStatus, FailureKind, MessageLevel, Repository
 from gradient.passes.pool import Worker
 from gradient.wire.messages import Capabilities
 from tests.graph.world import LIMITS, START, WORKER
@@ -102,7 +102,7 @@ async def test_a_failed_evaluation_shows_log_cause_and_message(web: Web) -> None
 async def test_an_evaluation_that_waits_says_why(web: Web) -> None:
     evaluation = await web.world.evaluation()
     reason = {"kind": "eval_workers", "capability": "eval", "connected_workers": 0}
-    await web.world.apply(ParkEvaluation(evaluation, reason))
+    await web.world.apply(ParkEvaluation(evaluation, EvaluationStatus.EVALUATING_DERIVATION, reason))
     html, words = await page(web, f"/evaluations/{evaluation}")
     assert "It waits for a worker that can evaluate (0 workers connected)." in words
     assert '<meta http-equiv="refresh"' in html
