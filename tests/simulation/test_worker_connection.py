@@ -60,7 +60,8 @@ class Server:
         script = self.scripts.pop(0)
         near, far = trio.testing.memory_stream_pair()
 
-        async def serve() -> None:
+        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+            task_status.started()
             try:
                 async with accept(far) as link:
                     await script(link)
@@ -68,7 +69,7 @@ class Server:
                 pass
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(serve)
+            await nursery.start(serve)
             async with connect_over(near) as link:
                 yield link
             nursery.cancel_scope.cancel()

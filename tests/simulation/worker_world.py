@@ -131,21 +131,19 @@ async def session_world(**options: Any) -> AsyncIterator[World]:
             except* LinkClosed:
                 ended.set()
 
+    to_test, opened = trio.open_memory_channel[Link](1)
+
+    async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        async with accept(far) as link:
+            link.trust()
+            await to_test.send(link)
+            await trio.sleep_forever()
+
     async with trio.open_nursery() as nursery:
-        links: list[Link] = []
-        accepted = trio.Event()
-
-        async def serve() -> None:
-            async with accept(far) as link:
-                link.trust()
-                links.append(link)
-                accepted.set()
-                await trio.sleep_forever()
-
-        nursery.start_soon(serve)
+        await nursery.start(serve)
         session = await nursery.start(worker)
-        await accepted.wait()
-        world = World(links[0], session, work, store, ended)
+        world = World(await opened.receive(), session, work, store, ended)
         await world.begin()
         yield world
         nursery.cancel_scope.cancel()
