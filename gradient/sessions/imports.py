@@ -7,14 +7,22 @@ Source: seed "Jobs", Evaluate.
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
+import structlog
 import trio
 
 from gradient.graph.moves import Moves
-from gradient.graph.pg import Pool
+from gradient.graph.pg import DATABASE_ERRORS, Pool
 from gradient.graph.worker_reads import import_states
 from gradient.model import REQUEUEABLE, BuildStatus
 from gradient.wire.messages import ImportRequest, ImportResult
+
+# Seconds after which a wait looks again whatever was said: a database that was away announces nothing.
+LOOK_AGAIN: Final = 60.0
+
+log = structlog.get_logger()
 
 
 @attrs.define(eq=False)
@@ -34,10 +42,15 @@ class ImportWaits:
         """Wait until every derivation of the request is in the cache, or one cannot come any more."""
         while True:
             moved = self._moved
-            answer = await self._look(request)
+            try:
+                answer = await self._look(request)
+            except DATABASE_ERRORS as error:
+                log.warning("import not looked at yet", error=str(error))
+                answer = None
             if answer is not None:
                 return answer
-            await moved.wait()
+            with trio.move_on_after(LOOK_AGAIN):
+                await moved.wait()
 
     async def _look(self, request: ImportRequest) -> ImportResult | None:
         async with self.readers.connection() as connection:

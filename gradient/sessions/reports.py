@@ -33,6 +33,7 @@ REPORT_QUEUE: Final = 64
 
 log = structlog.get_logger()
 Abort = Callable[[str, str], None]
+AskImport = Callable[[wire.ImportRequest], None]
 
 
 @attrs.frozen
@@ -40,7 +41,7 @@ class Received:
     """A report, with the job of the session it belongs to."""
 
     job: ActiveJob
-    report: wire.Report | wire.AssignJobResponse
+    report: wire.Report | wire.AssignJobResponse | wire.ImportRequest
 
 
 # What is left to do once the writer has answered.
@@ -57,19 +58,23 @@ class ReportApplier:
     logs: LogLane
     limits: RetryLimits
 
-    async def run(self, queue: trio.MemoryReceiveChannel[Received], abort: Abort) -> None:
-        """Apply everything until the queue is closed and empty; `abort` stops a job on the worker."""
+    async def run(self, queue: trio.MemoryReceiveChannel[Received], abort: Abort, ask: AskImport) -> None:
+        """Apply everything until the queue is closed and empty.
+
+        `abort` stops a job on the worker; `ask` starts answering an import request, once everything
+        the worker published before it is recorded.
+        """
         async for first in queue:
             waiting = [first, *_drain(queue)]
             pending: list[Then] = []
             for received in merged(waiting):
-                then = await self._post(received, abort)
+                then = await self._post(received, abort, ask)
                 if then is not None:
                     pending.append(then)
             for then in pending:
                 await then()
 
-    async def _post(self, received: Received, abort: Abort) -> Then | None:
+    async def _post(self, received: Received, abort: Abort, ask: AskImport) -> Then | None:
         """Start applying one report; what remains once it is committed, or None."""
         job, report = received.job, received.report
         match report:
@@ -82,6 +87,8 @@ class ReportApplier:
                 return None
             case wire.Stage():
                 return None
+            case wire.ImportRequest():
+                return partial(_ask, ask, report)
             case wire.JobCompleted() | wire.JobFailed():
                 await self.logs.finish(job.assignment)
                 self._end(job)
@@ -112,6 +119,10 @@ class ReportApplier:
         started = isinstance(report, wire.Building) or type(report) in PHASES
         if started and not answer:
             abort(job.job_id, "it was aborted before it started")
+
+
+async def _ask(ask: AskImport, request: wire.ImportRequest) -> None:
+    ask(request)
 
 
 def _drain(queue: trio.MemoryReceiveChannel[Received]) -> list[Received]:

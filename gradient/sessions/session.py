@@ -11,6 +11,7 @@ Source: seeds "Jobs" and "Waiting and Recovery" (Re-Offering Returned Jobs).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import attrs
@@ -80,7 +81,9 @@ class Session:
                 nursery.start_soon(self._dispatch)
                 nursery.start_soon(self._flush_logs)
                 async with trio.open_nursery() as applying:
-                    applying.start_soon(self.applier.run, self._queue, self.abort)
+                    applying.start_soon(
+                        self.applier.run, self._queue, self.abort, partial(self._ask_import, nursery)
+                    )
                     await self._read(nursery)
                 nursery.cancel_scope.cancel()
         finally:
@@ -107,42 +110,53 @@ class Session:
                 log.info("worker gone", worker=self.worker.name, why=str(end))
 
     async def _receive(self, message: Message, answers: trio.Nursery) -> None:
-        worker = self.worker
         match message:
             case wire.Report():
                 await self._report(message)
+            case wire.AssignJobResponse():
+                await self._answered(message)
+            case wire.CacheQuery() | wire.QueryKnownDerivations():
+                if await self._may_ask():
+                    answers.start_soon(self._answer, message)
+            case wire.ImportRequest():
+                # Through the report queue: what it names was published just before it.
+                if await self._may_ask() and not await self._report(message):
+                    self._questions -= 1
+            case _:
+                if not self._learn(message):
+                    await self.link.close(1002, f"{type(message).__name__} is not expected here")
+
+    def _learn(self, message: Message) -> bool:
+        """What a worker says of itself; False when this is nothing of the kind."""
+        worker = self.worker
+        match message:
             case wire.WorkerMetrics():
                 worker.metrics = message
             case wire.RequestJob(kind=kind):
                 worker.hungry.add(kind)
-                worker.wake.set()
             case wire.RequestJobChunk(scores=scores):
                 worker.scores |= {s.job_id: s for s in scores if s.job_id in self.scheduler.candidates}
-                worker.wake.set()
             case wire.RequestJobList():
                 worker.offered = 0
-                worker.wake.set()
             case wire.WorkerCapabilities():
                 worker.info = message
                 self.scheduler.pool_changed()
-                worker.wake.set()
-            case wire.AssignJobResponse():
-                await self._answered(message)
             case wire.Draining():
                 worker.draining = True
                 self.scheduler.pool_changed()
-            case wire.CacheQuery() | wire.QueryKnownDerivations() | wire.ImportRequest():
-                await self._question(message, answers)
             case _:
-                await self.link.close(1002, f"{type(message).__name__} is not expected here")
+                return False
+        worker.wake.set()
+        return True
 
-    async def _report(self, report: wire.Report) -> None:
+    async def _report(self, report: wire.Report | wire.ImportRequest) -> bool:
         """Queue a report of a job this session runs under this very assignment; drop any other."""
         job = self.worker.jobs.get(report.job_id)
         if job is None or job.assignment != report.assignment_id:
             log.debug("stale report dropped", worker=self.worker.name, report=type(report).__name__)
-            return
+            return False
         await self._reports.send(Received(job, report))
+        return True
 
     async def _answered(self, response: wire.AssignJobResponse) -> None:
         job = self.worker.jobs.get(response.job_id)
@@ -153,16 +167,16 @@ class Session:
 
     # --- questions ---------------------------------------------------------------------------------
 
-    async def _question(
-        self,
-        question: wire.CacheQuery | wire.QueryKnownDerivations | wire.ImportRequest,
-        answers: trio.Nursery,
-    ) -> None:
+    async def _may_ask(self) -> bool:
+        """Count a question; a peer with too many of them is flooding."""
         if self._questions >= MAX_QUESTIONS:
             await self.link.close(FLOODING, f"more than {MAX_QUESTIONS} questions at once")
-            return
+            return False
         self._questions += 1
-        answers.start_soon(self._answer, question)
+        return True
+
+    def _ask_import(self, answers: trio.Nursery, request: wire.ImportRequest) -> None:
+        answers.start_soon(self._answer, request)
 
     async def _answer(
         self, question: wire.CacheQuery | wire.QueryKnownDerivations | wire.ImportRequest
