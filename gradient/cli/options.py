@@ -70,7 +70,10 @@ with_server: Final = _all(
         help="Holds the API token. Default: the administrator's, on the server's host.",
     ),
 )
-with_flake: Final = click.argument("flake", default=".", metavar="[FLAKE[#ATTRIBUTES]]")
+# The variable is how scripts/run has another default.
+with_flake: Final = click.argument(
+    "flake", default=".", envvar="GRADIENT_FLAKE", metavar="[FLAKE[#ATTRIBUTES]]"
+)
 
 
 def make_settings(config: Path | None, **flags: object) -> Settings:
