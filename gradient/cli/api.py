@@ -98,10 +98,14 @@ class Api:
             text = await download.read(TAIL_LIMIT)
             return text.decode(errors="replace") if download.status == 200 else ""
 
+    async def cache(self) -> str:
+        """The path of the cache on the server as we reach it, which need not be how others do."""
+        address = (await self.server()).cache_url
+        return address[address.rindex("/cache/") :] if "/cache/" in address else address
+
     async def holds(self, path: StorePath) -> bool:
         """Whether the server's cache has a path."""
-        cache = (await self.server()).cache_url
-        async with self.download(f"{cache}/{path.hash_part}.narinfo") as download:
+        async with self.download(f"{await self.cache()}/{path.hash_part}.narinfo") as download:
             await download.read(TAIL_LIMIT)
             return download.status == 200
 

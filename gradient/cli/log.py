@@ -65,7 +65,7 @@ async def _address(api: Api, build: str, follow: bool) -> str:
             path = StorePath.parse(build)
         except NixError as error:
             raise BadUsage(str(error)) from error
-        return f"{(await api.server()).cache_url}/log/{path.base_name}"
+        return f"{await api.cache()}/log/{path.base_name}"
     number = int(build) if _is_number(build) else await _build_of_attribute(api, build)
     return f"/api/v1/builds/{number}/log{'?follow=1' if follow else ''}"
 
