@@ -4,6 +4,7 @@
     root nursery
     ├── signal listener   the first signal drains, the second stops at once
     ├── evaluator pool    nix repl children, and the watch over their memory
+    ├── connection sweep  closes old connections to the Nix daemon, and with them their temporary roots
     └── connection loop   one session at a time
         └── session       reader, heartbeat, scoring, and a cancel scope for each job
 
@@ -50,6 +51,7 @@ log = structlog.get_logger(__name__)
 STORE_CONNECTIONS: Final = 8
 # Closing the link takes what is queued along; the transport gives itself two seconds.
 CLOSE_LIMIT: Final = 3.0  # seconds
+SWEEP_INTERVAL: Final = 60.0  # seconds
 EVALUATOR_HOME: Final = "evaluator"
 
 
@@ -101,12 +103,20 @@ async def _start(
     if signals is not None:
         await root.start(listen, signals)
     await root.start(machine.evaluators.run)
+    root.start_soon(_sweep, machine)
     connection = Task("connection loop")
     root.start_soon(connection.run, uplink.run)
     return (
         Phase("jobs", uplink.stop, STOP_WINDOW, uplink.waiting_for),
         Phase("connection", connection.stop, CLOSE_LIMIT),
     )
+
+
+async def _sweep(machine: Machine) -> None:
+    while True:
+        await trio.sleep(SWEEP_INTERVAL)
+        await machine.store.sweep()
+        await machine.builders.sweep()
 
 
 def _session(machine: Machine, capabilities: WorkerCapabilities, link: Link, base_url: str) -> Session:

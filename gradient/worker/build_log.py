@@ -83,9 +83,10 @@ class BuildLog:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send everything that is pending, in chunks."""
+        """Send everything that is pending, in chunks. Cancelled, what was not sent stays pending."""
         async with self._sending:
-            pending, self._pending = bytes(self._pending), bytearray()
             self._begun = trio.Event()
-            for start in range(0, len(pending), CHUNK_SIZE):
-                await self._job.send(LogChunk(*self._job.key, pending[start : start + CHUNK_SIZE]))
+            while self._pending:
+                chunk = bytes(self._pending[:CHUNK_SIZE])
+                await self._job.send(LogChunk(*self._job.key, chunk))
+                del self._pending[: len(chunk)]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,25 @@ async def test_what_the_graph_knows_is_not_walked_but_named(at: Bench) -> None:
     assert {record.drv_path for record in records(at)} == both == {a, b}
 
 
+ENDLESS = "(let l = builtins.genList (x: x) 1000000; f = builtins.foldl'; in f (a: x: f (b: y: b) a l) 0 l)"
+
+
+async def test_a_slow_attribute_does_not_hold_back_what_was_found_before(at: Bench) -> None:
+    source = outputs(f"{{ early = {derivation('')}; late = {ENDLESS}; }}")
+    published = trio.Event()
+
+    def watch(report: object) -> None:
+        if isinstance(report, wire.EvalResult) and report.entry_points:
+            published.set()
+
+    at.server.on_report = watch
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(run, at, cached=source))
+        await published.wait()
+        nursery.cancel_scope.cancel()
+    assert list(entry_points(at)) == ["packages.s.early"]
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 
@@ -270,8 +290,7 @@ async def test_a_flake_that_does_not_evaluate_fails_for_good(at: Bench) -> None:
 
 
 async def test_an_evaluation_over_its_limit_times_out(at: Bench) -> None:
-    endless = "builtins.foldl' (a: x: builtins.foldl' (b: y: b) a l) 0 l"
-    source = outputs(f"let l = builtins.genList (x: x) 1000000; in {{ a = {endless}; }}")
+    source = outputs(f"{{ a = {ENDLESS}; }}")
     with pytest.raises(JobFault) as caught:
         await run(at, cached=source, timeout_secs=1)
     assert caught.value.kind is FailureKind.TIMEOUT

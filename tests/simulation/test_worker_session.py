@@ -395,3 +395,23 @@ def make_log(sent: list[bytes], settings: WorkerLog | None = None) -> BuildLog:
 
     job = Job("build:1", 1, JobKind.BUILD, send, Queries(send, BASE_URL))
     return BuildLog(job, settings or WorkerLog())
+
+
+async def test_a_cancelled_flush_loses_nothing() -> None:
+    sent: list[bytes] = []
+    blocked = trio.Event()
+
+    async def send(message: object) -> None:
+        assert isinstance(message, wire.LogChunk)
+        await blocked.wait()
+        sent.append(message.data)
+
+    log = BuildLog(Job("build:1", 1, JobKind.BUILD, send, Queries(send, BASE_URL)), WorkerLog())
+    await log.add("line")
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await log.flush()
+    await log.add("another")
+    blocked.set()
+    await log.flush()
+    assert b"".join(sent) == b"line\nanother\n"

@@ -383,3 +383,23 @@ async def test_cancelled_at_any_step_a_connection_is_good_or_closed() -> None:
     while await attempt(steps):
         steps += 1
     assert steps > 4
+
+
+async def test_the_pool_gives_up_old_connections(
+    opened: list[trio.abc.Stream], mock_clock: trio.testing.MockClock
+) -> None:
+    async with DaemonPool(SocketAddress("/unused"), limit=2) as connections:
+        async with connections.connection() as first:
+            assert await first.is_valid_path(PATH)
+        mock_clock.jump(pool.MAX_AGE - 1)
+        await connections.sweep()
+        async with connections.connection() as still:
+            assert still is first
+            mock_clock.jump(1)
+        assert not first.is_usable  # too old when it came back
+        async with connections.connection() as second:
+            assert await second.is_valid_path(PATH)
+        assert (second is first, len(opened)) == (False, 2)
+        mock_clock.jump(pool.MAX_AGE)
+        await connections.sweep()
+        assert not second.is_usable  # too old while it was idle
