@@ -1,6 +1,6 @@
 -- The build graph and what surrounds it. Names are the seeds'; status numbers are gradient/model.py's.
 --
--- One key: a shared build is identified by its derivation (docs/adr/0014), so "at most one shared
+-- One key: a shared build is identified by its derivation (docs/adr/0015), so "at most one shared
 -- build per derivation" holds by construction and `build:<id>` names both.
 
 -- ---- people, caches, workers ---------------------------------------------------------------------
