@@ -332,7 +332,7 @@ def is_running(pid: int) -> bool:
 
 
 async def test_a_cancelled_git_ends_with_its_helpers(tmp_path: Path) -> None:
-    """The child hangs in a helper that ignores SIGTERM; both are gone when the cancelled call returns."""
+    """The child hangs in a helper that ignores SIGTERM; both are killed when the cancelled call returns."""
     helper = tmp_path / "git-hang"
     helper.write_text(
         "#!/bin/sh\ntrap '' TERM\necho $$ > pid.new && mv pid.new pid\nwhile :; do sleep 1; done\n"
@@ -346,7 +346,10 @@ async def test_a_cancelled_git_ends_with_its_helpers(tmp_path: Path) -> None:
             while not (tmp_path / "pid").exists():  # noqa: ASYNC110 - a file has no event
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
-    assert not is_running(int((tmp_path / "pid").read_text()))
+    # Killed when the call returned; a busy machine takes a moment to let go of a process.
+    with trio.fail_after(5):
+        while is_running(int((tmp_path / "pid").read_text())):  # noqa: ASYNC110
+            await trio.sleep(0.01)
 
 
 async def test_too_much_output_is_refused(
