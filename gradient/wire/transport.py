@@ -237,10 +237,17 @@ class Link:
             await self.close(PROTOCOL_VIOLATION, self._complaint)
         elif error is None:
             await self.close()
-        elif isinstance(error, trio.Cancelled):
+        elif _is_cancellation(error):
             await self.close(GOING_AWAY, "stopping")
         else:
             await self.close(INTERNAL_ERROR, "internal error")
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether nothing went wrong: a body that has a nursery is cancelled in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)
 
 
 # --- opening ------------------------------------------------------------------------------------------

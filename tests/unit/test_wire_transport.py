@@ -192,6 +192,17 @@ async def test_a_cancelled_body_says_goodbye_and_is_cancelled() -> None:
     assert (end.code, end.reason) == (1001, "stopping")
 
 
+async def test_a_cancelled_body_with_a_nursery_says_the_same_goodbye() -> None:
+    async def body(near: Any) -> None:
+        with trio.CancelScope() as scope:
+            async with connect_over(near):
+                scope.cancel()
+                async with trio.open_nursery() as nursery:  # noqa: ASYNC112 - the nursery is the point
+                    nursery.start_soon(trio.sleep_forever)
+
+    assert (await leave(body)).code == 1001
+
+
 async def test_a_broken_rule_closes_with_1002_and_says_which() -> None:
     seen: list[str] = []
 
