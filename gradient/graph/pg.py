@@ -109,6 +109,7 @@ _RETRYABLE: Final = frozenset({"40P01", "40001", "25P02"})
 _CONTENT_ERRORS: Final = (
     GraphError,
     NixError,
+    UnicodeEncodeError,  # psycopg's, for half of a surrogate pair
     psycopg.DataError,
     psycopg.IntegrityError,
     psycopg.errors.ProgramLimitExceeded,

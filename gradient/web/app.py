@@ -16,7 +16,7 @@ from gradient.graph.writer import WriterStopped
 from gradient.nar.errors import StoreUnavailable
 from gradient.web import api, cache, events, logs, pages, status
 from gradient.web.answers import HTML, json_answer, text_answer
-from gradient.web.connection import BoundedRequest, Connection
+from gradient.web.connection import BoundedRequest, Connection, NoWebSocket
 from gradient.web.errors import WebError
 from gradient.web.site import Site
 
@@ -36,6 +36,7 @@ class App(QuartTrio):
     """The application of one site."""
 
     asgi_http_class = Connection
+    asgi_websocket_class = NoWebSocket  # type: ignore[assignment]
     request_class = BoundedRequest
 
     def __init__(self, site: Site) -> None:

@@ -91,6 +91,20 @@ class BoundedRequest(TrioRequest):
     body_class = RequestBody  # type: ignore[assignment]
 
 
+class NoWebSocket:
+    """The answer to a WebSocket that was opened here: there is none, workers have a listener of their own."""
+
+    def __init__(self, app: object, scope: object) -> None:
+        pass
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Refuse, as any other path that is not there."""
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
+        body = b"no WebSocket here: workers connect to the proto_url of /api/v1/server\n"
+        await send({"type": "websocket.http.response.body", "body": body, "more_body": False})
+
+
 class Connection(TrioASGIHTTPConnection):
     """One request and its answer: a task that receives, a task that handles and sends."""
 

@@ -50,7 +50,7 @@ class Fields:
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings, empty when absent."""
         values = self._of(name, list, "a list of strings") or []
-        if not all(isinstance(value, str) and "\0" not in value for value in values):
+        if not all(isinstance(value, str) and _is_text(value) for value in values):
             raise BadRequest(f"`{self._where}{name}` must be a list of strings")
         return tuple(values)
 
@@ -68,9 +68,14 @@ class Fields:
     def _of(self, name: str, kind: type, what: str) -> Any:
         value = self._fields.pop(name, None)
         wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
-        if value is not None and (wrong or (isinstance(value, str) and "\0" in value)):
+        if value is not None and (wrong or (isinstance(value, str) and not _is_text(value))):
             raise BadRequest(f"`{self._where}{name}` must be {what}")
         return value
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be stored and sent: JSON can spell a NUL, and half of a surrogate pair."""
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 async def read_fields() -> Fields:

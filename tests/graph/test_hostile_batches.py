@@ -79,6 +79,7 @@ BAD_DERIVATIONS = {
     "a source that is no path": attrs.evolve(derivation("a"), input_sources=("../..",)),
     "NUL in a system": attrs.evolve(derivation("a"), architecture="x86\0linux"),
     "NUL in a feature": attrs.evolve(derivation("a"), required_features=("k\0m",)),
+    "half of a surrogate pair": attrs.evolve(derivation("a"), pname="\ud800"),
     "a long system": attrs.evolve(derivation("a"), architecture="x" * 10**5),
     "a long package name": attrs.evolve(derivation("a"), pname="x" * 10**5),
     "too many features": attrs.evolve(derivation("a"), required_features=tuple(map(str, range(100)))),

@@ -51,6 +51,20 @@ async def test_garbage_is_refused_and_the_server_lives(web: Web) -> None:
     assert (await web.call("GET", "/health"))[0] == 200
 
 
+@pytest.mark.parametrize("path", ["/", "/proto", "/api/v1/evaluations/1/events"])
+async def test_a_websocket_is_refused_like_a_path_that_is_not_there(web: Web, path: str) -> None:
+    async with await dial(web) as stream:
+        await stream.send_all(
+            f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+        )
+        with trio.fail_after(5):
+            answer = await everything(stream)
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert answer.endswith(b"workers connect to the proto_url of /api/v1/server\n\r\n0\r\n\r\n")
+    assert (await web.call("GET", "/health"))[0] == 200
+
+
 async def test_a_refused_upload_is_answered_before_it_is_read(web: Web) -> None:
     """A client that sends everything before it reads sees the answer all the same."""
     body = os.urandom(5_000_000)

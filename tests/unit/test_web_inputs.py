@@ -31,6 +31,8 @@ def test_fields_of_every_kind() -> None:
     [
         ({"a": 1}, lambda f: f.text("a"), "`a` must be a string"),
         ({"a": "nul\0"}, lambda f: f.text("a"), "`a` must be a string"),
+        ({"a": "half \ud83d"}, lambda f: f.text("a"), "`a` must be a string"),
+        ({"a": ["\udc00"]}, lambda f: f.texts("a"), "`a` must be a list of strings"),
         ({}, lambda f: f.required_text("a"), "`a` is missing"),
         ({"a": None}, lambda f: f.required_text("a"), "`a` is missing"),
         ({"a": True}, lambda f: f.number("a"), "`a` must be a whole number"),
