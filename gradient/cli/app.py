@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -30,6 +31,9 @@ for _command in (up, build, serve, work, log, status):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ✔ gets a ?, not a traceback
     try:
         gradient.main(args=arguments, prog_name="gradient", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

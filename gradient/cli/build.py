@@ -49,4 +49,7 @@ def build(
         report(outcome, out)
         return outcome.exit
 
-    run(out, interruptible(command))
+    def interrupted() -> str:
+        return "interrupted" + (f"; evaluation {out.evaluation} goes on" if out.evaluation else "")
+
+    run(out, interruptible(command, interrupted))

@@ -5,9 +5,12 @@ An error that is not listed here is a programming error: it keeps its traceback.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import ClassVar
+
+from gradient.nursery.health import leaves
 
 
 class Exit(IntEnum):
@@ -71,17 +74,9 @@ def one_line(text: object) -> str:
 
 def as_fault(error: BaseException) -> Fault | None:
     """The fault behind an error; None for a programming error, also when it is one of several."""
-    faults = [_translated(leaf) for leaf in _leaves(error)]
+    faults = [_translated(leaf) for leaf in leaves(error)]
     known = [fault for fault in faults if fault is not None]
     return known[0] if known and len(known) == len(faults) else None
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def _translated(error: BaseException) -> Fault | None:
@@ -92,6 +87,8 @@ def _translated(error: BaseException) -> Fault | None:
     for kind, errors in _meanings():
         if isinstance(error, errors):
             return kind(one_line(error) or type(error).__name__)
+    if isinstance(error, OSError):  # a full disk, a file that is not ours: nothing that code could know
+        return BadEnvironment(one_line(f"{error.filename}: {error.strerror}" if error.filename else error))
     return None
 
 
@@ -110,8 +107,6 @@ def _meanings() -> Iterator[tuple[type[Fault], tuple[type[BaseException], ...]]]
 
 def _server_errors() -> tuple[type[BaseException], ...]:
     """Why a server cannot start. A process without a server has not even loaded their modules."""
-    import sys
-
     if "gradient.serve" not in sys.modules:
         return ()
     from gradient.graph.pg import PostgresError

@@ -12,8 +12,9 @@ from typing import NoReturn
 import structlog
 import trio
 
-from gradient.cli.faults import Exit, Interrupted, as_fault
+from gradient.cli.faults import Exit, Fault, Interrupted, as_fault, one_line
 from gradient.cli.output import Output
+from gradient.nursery.health import leaves
 from gradient.nursery.signals import Stop, listen
 
 # A command: told of a wish to stop, it drains and returns its exit code.
@@ -24,28 +25,35 @@ def run(out: Output, command: Command) -> NoReturn:
     """Run `command` and exit with its code, or with that of the fault which ended it."""
     try:
         code = trio.run(_with_signals, command)
-    except BrokenPipeError:
-        # Whoever read our output has had enough: so have we, and Python's own last flush must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = Exit.FAILED
     except BaseException as error:  # trio has ended: nothing is swallowed  # noqa: ASYNC103
-        fault = as_fault(error)
-        if fault is None:
-            traceback.print_exc()
-            fault = _Bug(f"{type(error).__name__}: {error} (this is a bug in Gradient)")
-        out.fail(fault)
-        code = fault.exit
+        code = _failed(out, error)
     sys.exit(int(code))
 
 
-class _Bug(Interrupted):
+def _failed(out: Output, error: BaseException) -> Exit:
+    """Say what ended the command; its exit code."""
+    if any(isinstance(leaf, BrokenPipeError) for leaf in leaves(error)):
+        # Whoever read our output has had enough: so have we, and Python's own last flush must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED
+    fault = as_fault(error)
+    if fault is None:
+        traceback.print_exception(error)
+        fault = _Bug(f"{one_line(leaves(error)[0]) or type(error).__name__} (this is a bug in Gradient)")
+    out.fail(fault)
+    return fault.exit
+
+
+class _Bug(Fault):
     """A programming error; its traceback was printed."""
 
     exit = Exit.BUG
 
 
-def interruptible(command: Callable[[], Awaitable[int]]) -> Command:
-    """A command with nothing to drain: the first signal cancels it."""
+def interruptible(
+    command: Callable[[], Awaitable[int]], words: Callable[[], str] = lambda: "interrupted"
+) -> Command:
+    """A command with nothing to drain: the first signal cancels it, and `words` are said."""
 
     async def until_stopped(stop: Stop) -> int:
         code: int | None = None
@@ -54,7 +62,7 @@ def interruptible(command: Callable[[], Awaitable[int]]) -> Command:
             code = await command()
             nursery.cancel_scope.cancel()
         if code is None:
-            raise Interrupted("interrupted")
+            raise Interrupted(words())
         return code
 
     return until_stopped

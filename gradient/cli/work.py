@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +14,6 @@ from gradient.cli.output import Output
 from gradient.cli.run import log_to_stderr, run, signal_exit
 from gradient.cli.worker_child import LEASH, Leash
 from gradient.nursery.signals import Stop
-from gradient.settings import Settings
 
 
 @click.command()
@@ -47,25 +47,30 @@ def work(
         await options.check_nix(binary)
         from gradient.work import work as run_worker
 
-        def settings(server_url: str | None) -> Settings:
-            return options.make_settings(
+        async def work_for(server_url: str | None) -> None:
+            settings = options.make_settings(
                 config,
                 server__data_dir=data_dir,
                 worker__server_url=server_url,
                 worker__token_file=token_file,
                 worker__nix=binary,
             )
+            await run_worker(settings, stop, signals=False)
 
-        if not leashed:
-            await run_worker(settings(server), stop, signals=False)
-            return signal_exit(stop)
-        leash = Leash()
-        server_url = await leash.server_url(stop)
-        if server_url is not None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(leash.hold, stop)
-                await run_worker(settings(server_url), stop, signals=False)
-                nursery.cancel_scope.cancel()
+        await (_leashed(stop, work_for) if leashed else work_for(server))
+        out.object({})
         return signal_exit(stop)
 
     run(out, command)
+
+
+async def _leashed(stop: Stop, work_for: Callable[[str], Awaitable[None]]) -> None:
+    """Work for as long as the `gradient up` that started us lives."""
+    leash = Leash()
+    server_url = await leash.server_url(stop)
+    if server_url is None:
+        return
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(leash.hold, stop)
+        await work_for(server_url)
+        nursery.cancel_scope.cancel()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from tests.unit.cli_support import (
     snapshot,
 )
 
+ROOT = Path(__file__).parents[2]
 EVALUATIONS = "/api/v1/evaluations"
 KEYS = ["evaluation", "status", "entry_points", "errors", "cache_url", "public_key", "seconds"]
 REMOTE = "git+https://host/repo"
@@ -405,6 +408,48 @@ def test_status() -> None:
     ]
     assert ran.json["queue"] == now["queue"]
     assert json.loads(ran.stdout)["version"] == "9"
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    script = with_log()
+    script["GET /api/v1/builds/1/log"] = [Answer(200, b"line\n" * 100_000)]
+    with running(script) as server:
+        command = [sys.executable, "-m", "gradient", "log", "1", "--server", server.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == b"line\n"
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait() == 1
+
+
+def test_ctrl_c_ends_the_watching_only(data: Path) -> None:
+    script = routes(COMPLETED)
+    script[f"GET {EVALUATIONS}/7/events"] = [
+        lines({"event": "snapshot", **snapshot("Building")}, hang=True),
+    ]
+    with running(script) as server:
+        command = [sys.executable, "-m", "gradient", "build", REMOTE, "--json", "--server", server.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stderr is not None
+            assert process.stdout is not None
+            while b"evaluation 7: http" not in process.stderr.readline():
+                pass
+            process.send_signal(signal.SIGINT)
+            said = json.loads(process.stdout.read())
+            assert process.wait() == 130
+        assert server.asked(f"POST {EVALUATIONS}/7/abort") == []
+    assert (said["evaluation"], said["status"]) == (7, "Aborted")
+    assert said["errors"][0]["message"] == "interrupted; evaluation 7 goes on"
+
+
+def test_a_terminal_of_another_alphabet_gets_question_marks() -> None:
+    with running(with_log()) as server:
+        command = [sys.executable, "-m", "gradient", "log", "1", "--server", server.url]
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+        done = subprocess.run(command, capture_output=True, env=environment, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (0, b"compiling\nerror: n?pe\n")
 
 
 def test_the_fake_server_is_honest(data: Path) -> None:

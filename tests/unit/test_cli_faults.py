@@ -34,6 +34,7 @@ from gradient.settings import SettingsError
         (ConnectFailed("x"), ServerUnreachable),
         (NixMissing("x"), BadEnvironment),
         (KeyboardInterrupt(), Interrupted),
+        (PermissionError(13, "Permission denied", "/x"), BadEnvironment),
         (ExceptionGroup("g", [ExceptionGroup("h", [NixMissing("x")])]), BadEnvironment),
     ],
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from gradient.cli.display import TreeDisplay, display_of
 from gradient.cli.plain import PlainLines
 from gradient.cli.progress import Build, Moved, Progress, Said, Turned, Waits
 from gradient.cli.tree import draw
@@ -206,7 +208,7 @@ def test_the_tree_shows_what_failed_runs_waits_and_was_built() -> None:
         "├── ⊘ dependent broken failed",
         "├── ✔ quick 1.0s",
         "└── ⏸ waits for a worker for riscv64-linux (1 build, such as native)",
-        "∑ ⏵ 1 │ ✔ 1 │ ⏸ 4 │ ⚠ 2 │ 1m08s",
+        "∑ ⏵ 1 │ ✔ 3 │ ⏸ 4 │ ⚠ 2 │ 1m08s",
     ]
 
 
@@ -233,3 +235,32 @@ def test_long_names_are_cut_not_wrapped() -> None:
 def test_markup_in_names_is_text() -> None:
     progress = started(first(), event("build", build=1, name="[red]x[/red]", status="Building", at=at(1)))
     assert "[red]x[/red]" in drawn(progress, 2)[1]
+
+
+# --- on a terminal --------------------------------------------------------------------------------
+
+
+def test_a_terminal_gets_a_tree_with_messages_above_it_and_keeps_the_sums() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=70, height=20, force_terminal=True, color_system=None)
+    progress = busy()
+    display = TreeDisplay(progress, console)
+    display.tick()
+    assert "⚠ broken" in screen.getvalue()
+    display.happened([Said("Warning", "nix", "[bold]not markup[/bold]")])
+    assert "warning: nix: [bold]not markup[/bold]" in screen.getvalue()
+    screen.truncate(0)
+    display.close()
+    assert "broken" not in screen.getvalue()
+    assert "∑ ⏵ 1 │ ✔ 3 │ ⏸ 4 │ ⚠ 2 │" in screen.getvalue().splitlines()[-1]
+
+
+def test_what_is_not_a_terminal_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = started(first())
+    display = display_of(progress)
+    display.happened(progress.fold(event("build", build=1, name="x", status="Building", at=at(1)), 0))
+    display.tick()
+    display.close()
+    captured = capsys.readouterr()
+    assert captured.err == "building x\n"
+    assert captured.out == ""
