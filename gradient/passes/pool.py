@@ -20,6 +20,21 @@ from gradient.wire.messages import CandidateScore, Capabilities, WorkerCapabilit
 BUILTIN = "builtin"
 
 
+# What a worker says of itself goes into waiting reasons and messages: a few systems and features.
+MAX_WORDS = 256
+MAX_WORD = 256  # characters
+
+
+def fault_of(info: WorkerCapabilities) -> str | None:
+    """What is wrong with a worker's description of itself, None when nothing is."""
+    for what, words in (("systems", info.architectures), ("features", info.system_features)):
+        if len(words) > MAX_WORDS:
+            return f"more than {MAX_WORDS} {what}"
+        if any(not 0 < len(word) <= MAX_WORD or not word.isprintable() for word in words):
+            return f"one of its {what} is empty, longer than {MAX_WORD} characters or not printable"
+    return None
+
+
 @attrs.frozen
 class ActiveJob:
     """A job on a worker, under its assignment. `subject` is the evaluation's or the derivation's id."""

@@ -17,12 +17,20 @@ from gradient.graph.moves import Moves
 from gradient.graph.pg import DATABASE_ERRORS, Pool
 from gradient.graph.worker_reads import import_states
 from gradient.model import REQUEUEABLE, BuildStatus
+from gradient.nix.store_path import InvalidStorePath, StorePath
 from gradient.wire.messages import ImportRequest, ImportResult
 
 # Seconds after which a wait looks again whatever was said: a database that was away announces nothing.
 LOOK_AGAIN: Final = 60.0
+# Derivations one request may name: an evaluation imports from a handful.
+MAX_DERIVATIONS: Final = 1000
+MAX_PATH: Final = 300  # characters of a path in an answer
 
 log = structlog.get_logger()
+
+
+def _failed(request: ImportRequest, drv_path: str, why: str) -> ImportResult:
+    return ImportResult(request.job_id, request.request_id, drv_path[:MAX_PATH], why)
 
 
 @attrs.define(eq=False)
@@ -40,6 +48,13 @@ class ImportWaits:
 
     async def wait(self, request: ImportRequest) -> ImportResult:
         """Wait until every derivation of the request is in the cache, or one cannot come any more."""
+        if len(request.drv_paths) > MAX_DERIVATIONS:
+            return _failed(request, request.drv_paths[0], f"at most {MAX_DERIVATIONS} derivations at once")
+        for path in request.drv_paths:
+            try:
+                StorePath.parse(path)
+            except InvalidStorePath as error:
+                return _failed(request, path, str(error))
         while True:
             moved = self._moved
             try:
@@ -57,11 +72,11 @@ class ImportWaits:
             states = await import_states(connection, request.drv_paths)
         unknown = set(request.drv_paths) - {state.drv_path for state in states}
         if unknown:
-            return ImportResult(request.job_id, request.request_id, min(unknown), "it was never published")
+            return _failed(request, min(unknown), "it was never published")
         for state in states:
             status = BuildStatus(state.status)
             if status in REQUEUEABLE:
-                return ImportResult(request.job_id, request.request_id, state.drv_path, status.label)
+                return _failed(request, state.drv_path, status.label)
         if all(state.fetchable for state in states):
             return ImportResult(request.job_id, request.request_id)
         return None

@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 import structlog
+import trio
 
 from gradient.graph.logs import append_log
 from gradient.graph.pg import DATABASE_ERRORS, Pool
@@ -25,10 +26,12 @@ log = structlog.get_logger()
 
 @attrs.define(eq=False)
 class _Pending:
-    """An assignment's unwritten bytes, and the number of its next chunk."""
+    """An assignment's unwritten bytes, and the number of its next chunk. Both change under `writing`: the
+    flush of every second and a full buffer may meet."""
 
     data: bytearray = attrs.field(factory=bytearray)
     index: int = 0
+    writing: trio.Lock = attrs.field(factory=trio.Lock)
 
 
 @attrs.define(eq=False)
@@ -60,15 +63,16 @@ class LogLane:
 
     async def _flush(self, assignment: int, pending: _Pending) -> None:
         """Write what is pending; while the database is away it stays, up to KEEP_BYTES."""
-        if not pending.data:
-            return
-        data = bytes(pending.data)
-        try:
-            async with self.readers.connection() as connection:
-                await append_log(connection, assignment, pending.index, data)
-        except DATABASE_ERRORS as error:
-            log.warning("log not written yet", assignment=assignment, error=str(error))
-            del pending.data[KEEP_BYTES:]
-            return
-        del pending.data[: len(data)]
-        pending.index += 1
+        async with pending.writing:
+            data = bytes(pending.data)
+            if not data:
+                return
+            try:
+                async with self.readers.connection() as connection:
+                    await append_log(connection, assignment, pending.index, data)
+            except DATABASE_ERRORS as error:
+                log.warning("log not written yet", assignment=assignment, error=str(error))
+                del pending.data[KEEP_BYTES:]
+                return
+            del pending.data[: len(data)]
+            pending.index += 1

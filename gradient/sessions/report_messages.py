@@ -40,6 +40,28 @@ PHASES: Final = {
 }
 
 
+# Reports that belong to one kind of job; every other belongs to both.
+REPORTS_OF: Final = {
+    JobKind.EVAL: frozenset(
+        {
+            *PHASES,
+            wire.FetchResult,
+            wire.EvalResult,
+            wire.EvalMessage,
+            wire.EvalStats,
+            wire.EvalProgress,
+            wire.ImportRequest,
+        }
+    ),
+    JobKind.BUILD: frozenset({wire.Building, wire.Stage, wire.BuildOutput, wire.LogChunk}),
+}
+
+
+def fits(report: wire.Report | wire.ImportRequest, kind: JobKind) -> bool:
+    """Whether a job of this kind may send this: ids of evaluations and of builds must not meet."""
+    return not any(type(report) in reports for other, reports in REPORTS_OF.items() if other is not kind)
+
+
 @singledispatch
 def writer_message(report: object, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
     """The writer message of a report about `job`."""

@@ -15,12 +15,13 @@ import attrs
 import structlog
 import trio
 
+from gradient.graph.builds import BuildFailed
 from gradient.graph.evaluations import FailEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.pg import is_content_error
-from gradient.graph.record import MAX_BATCH
+from gradient.graph.record import MAX_BATCH, Recorded
 from gradient.graph.writer import GraphWriter, Reply
-from gradient.model import JobKind
+from gradient.model import FailureKind, JobKind
 from gradient.passes.pool import ActiveJob, Worker
 from gradient.sessions.live import LiveHub, Progress
 from gradient.sessions.log_lane import LogLane
@@ -77,6 +78,11 @@ class ReportApplier:
     async def _post(self, received: Received, abort: Abort, ask: AskImport) -> Then | None:
         """Start applying one report; what remains once it is committed, or None."""
         job, report = received.job, received.report
+        if isinstance(report, wire.ImportRequest):
+            return partial(_ask, ask, report)
+        if self.worker.jobs.get(job.job_id) is not job:
+            log.debug("report after the end of its job dropped", job=job.job_id)
+            return None
         match report:
             case wire.LogChunk(data=data):
                 await self.logs.write(job.assignment, job.subject, data)
@@ -87,8 +93,6 @@ class ReportApplier:
                 return None
             case wire.Stage():
                 return None
-            case wire.ImportRequest():
-                return partial(_ask, ask, report)
             case wire.JobCompleted() | wire.JobFailed():
                 await self.logs.finish(job.assignment)
                 self._end(job)
@@ -112,13 +116,31 @@ class ReportApplier:
             if not (is_content_error(error) or isinstance(error, TimeoutError)):
                 raise
             log.warning("report refused", job=job.job_id, report=type(report).__name__, error=str(error))
-            if job.kind is JobKind.EVAL:
-                await self.writer.submit(FailEvaluation(job.subject, "db-insert", str(error)))
-            abort(job.job_id, str(error))
+            await self._refuse(job, f"the server could not record a report of it: {error}", abort)
             return
         started = isinstance(report, wire.Building) or type(report) in PHASES
         if started and not answer:
             abort(job.job_id, "it was aborted before it started")
+        elif isinstance(answer, Recorded) and answer.dropped:
+            abort(job.job_id, "its evaluation has ended")
+
+    async def _refuse(self, job: ActiveJob, why: str, abort: Abort) -> None:
+        """A report that cannot be recorded ends its job: what the server knows of it is not all there is.
+
+        A build is tried again, within its attempts; an evaluation without one of its batches is worth
+        nothing.
+        """
+        self._end(job)
+        abort(job.job_id, why)
+        failure = (
+            FailEvaluation(job.subject, "db-insert", why)
+            if job.kind is JobKind.EVAL
+            else BuildFailed(job.assignment, FailureKind.TRANSIENT, why, self.limits)
+        )
+        try:
+            await self.writer.submit(failure)
+        except TimeoutError as error:
+            log.error("job stays open until its worker goes", job=job.job_id, error=str(error))
 
 
 async def _ask(ask: AskImport, request: wire.ImportRequest) -> None:
@@ -138,18 +160,27 @@ def merged(waiting: list[Received]) -> list[Received]:
     """Consecutive EvalResult batches of one job as one, up to MAX_BATCH derivations; the rest as it is."""
     out: list[Received] = []
     for received in waiting:
-        last = out[-1].report if out else None
-        report = received.report
-        if (
-            isinstance(last, wire.EvalResult)
-            and isinstance(report, wire.EvalResult)
-            and last.assignment_id == report.assignment_id
-            and len(last.derivations) + len(report.derivations) <= MAX_BATCH
-        ):
-            out[-1] = Received(out[-1].job, _joined(last, report))
-        else:
+        joint = _joint(out[-1], received) if out else None
+        if joint is None:
             out.append(received)
+        else:
+            out[-1] = joint
     return out
+
+
+def _joint(first: Received, second: Received) -> Received | None:
+    """Two batches as one, None when they must stay apart."""
+    batch, next_batch = first.report, second.report
+    if not (isinstance(batch, wire.EvalResult) and isinstance(next_batch, wire.EvalResult)):
+        return None
+    if first.job is not second.job or _size(batch) + _size(next_batch) > MAX_BATCH:
+        return None
+    return Received(first.job, _joined(batch, next_batch))
+
+
+def _size(report: wire.EvalResult) -> int:
+    """What a batch holds: mostly derivations, and whatever else a worker may fill it with."""
+    return sum(map(len, (report.derivations, report.entry_points, report.warnings, report.errors)))
 
 
 def _joined(first: wire.EvalResult, second: wire.EvalResult) -> wire.EvalResult:

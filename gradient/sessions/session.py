@@ -18,27 +18,39 @@ import attrs
 import structlog
 import trio
 
-from gradient.graph.builds import LoseAssignments
-from gradient.graph.writer import UNRECORDED, GraphWriter
+from gradient.graph.builds import LoseWorker
+from gradient.graph.writer import UNRECORDED, GraphWriter, WriterStopped
 from gradient.model import JobKind
-from gradient.passes.pool import Worker
+from gradient.passes.pool import Worker, fault_of
 from gradient.passes.scheduler import Scheduler
 from gradient.sessions.imports import ImportWaits
 from gradient.sessions.log_lane import FLUSH_SECS, LogLane
 from gradient.sessions.offers import OFFER_WINDOW, as_offer, pages
 from gradient.sessions.queries import Queries
+from gradient.sessions.report_messages import fits
 from gradient.sessions.reports import REPORT_QUEUE, Received, ReportApplier
 from gradient.wire import messages as wire
 from gradient.wire.codec import Message
-from gradient.wire.errors import LinkClosed
-from gradient.wire.transport import FLOODING, Link
+from gradient.wire.errors import LinkClosed, LocalProtocolError
+from gradient.wire.transport import FLOODING, PROTOCOL_VIOLATION, Link
 
 # Questions of one worker in flight; a well-behaved one has four.
 MAX_QUESTIONS: Final = 16
-# Seconds to record a lost worker when the server itself is being cancelled; the next start does it else.
-LOSE_LIMIT: Final = 5.0
+# Imports of one worker that wait for builds: one for each of its evaluators at most.
+MAX_IMPORTS: Final = 64
+# Seconds to write the rest of its logs, also when the server itself is being cancelled.
+FLUSH_LIMIT: Final = 5.0
 
 log = structlog.get_logger()
+
+
+@attrs.define
+class _Asked:
+    """Questions of one kind that wait for their answer, and how many may."""
+
+    what: str
+    limit: int
+    now: int = 0
 
 
 @attrs.define(eq=False)
@@ -56,7 +68,8 @@ class Session:
     _reports: trio.MemorySendChannel[Received] = attrs.field(init=False)
     _queue: trio.MemoryReceiveChannel[Received] = attrs.field(init=False)
     _outbox: list[Message] = attrs.field(factory=list, init=False)
-    _questions: int = attrs.field(default=0, init=False)
+    _questions: _Asked = attrs.field(factory=lambda: _Asked("questions", MAX_QUESTIONS), init=False)
+    _imports: _Asked = attrs.field(factory=lambda: _Asked("imports", MAX_IMPORTS), init=False)
 
     def __attrs_post_init__(self) -> None:
         self._reports, self._queue = trio.open_memory_channel[Received](REPORT_QUEUE)
@@ -87,19 +100,19 @@ class Session:
                     await self._read(nursery)
                 nursery.cancel_scope.cancel()
         finally:
-            with trio.move_on_after(LOSE_LIMIT, shield=True):
-                await self._lose_the_rest()
+            self._reports.close()
+            self._lose_the_rest()
+            with trio.move_on_after(FLUSH_LIMIT, shield=True):
+                await self.logs.flush()
 
-    async def _lose_the_rest(self) -> None:
-        self._reports.close()
-        left = tuple(job.assignment for job in self.worker.jobs.values())
+    def _lose_the_rest(self) -> None:
+        """What the worker still holds goes back, a claim on its way included. Nobody waits for that: the
+        writer applies it before whatever the worker does when it comes again."""
         self.worker.jobs.clear()
         try:
-            await self.logs.flush()
-            if left:
-                await self.writer.submit(LoseAssignments(left))
-        except UNRECORDED as error:
-            log.warning("a lost worker's jobs stay open until the next start", error=str(error))
+            self.writer.post(LoseWorker(self.worker.id))
+        except WriterStopped:
+            log.warning("a lost worker's jobs stay open until the next start", worker=self.worker.name)
 
     async def _read(self, answers: trio.Nursery) -> None:
         with self._reports:
@@ -116,15 +129,20 @@ class Session:
             case wire.AssignJobResponse():
                 await self._answered(message)
             case wire.CacheQuery() | wire.QueryKnownDerivations():
-                if await self._may_ask():
+                if await self._may_ask(self._questions):
                     answers.start_soon(self._answer, message)
             case wire.ImportRequest():
                 # Through the report queue: what it names was published just before it.
-                if await self._may_ask() and not await self._report(message):
-                    self._questions -= 1
+                if await self._may_ask(self._imports) and not await self._report(message):
+                    self._imports.now -= 1
+            case wire.WorkerCapabilities() if fault := fault_of(message):
+                await self.link.close(PROTOCOL_VIOLATION, fault)
             case _:
                 if not self._learn(message):
-                    await self.link.close(1002, f"{type(message).__name__} is not expected here")
+                    await self._unexpected(message)
+
+    async def _unexpected(self, message: Message) -> None:
+        await self.link.close(PROTOCOL_VIOLATION, f"{type(message).__name__} is not expected here")
 
     def _learn(self, message: Message) -> bool:
         """What a worker says of itself; False when this is nothing of the kind."""
@@ -155,6 +173,9 @@ class Session:
         if job is None or job.assignment != report.assignment_id:
             log.debug("stale report dropped", worker=self.worker.name, report=type(report).__name__)
             return False
+        if not fits(report, job.kind):
+            await self._unexpected(report)
+            return False
         await self._reports.send(Received(job, report))
         return True
 
@@ -163,38 +184,47 @@ class Session:
         if not response.accepted and job is not None and job.assignment == response.assignment_id:
             log.info("job declined", worker=self.worker.name, job=job.job_id, why=response.reason)
             self.worker.scores.pop(job.job_id, None)
+            # It asks again when it means it; else the same job would go back and forth.
+            self.worker.hungry.discard(job.kind)
             await self._reports.send(Received(job, response))
 
     # --- questions ---------------------------------------------------------------------------------
 
-    async def _may_ask(self) -> bool:
+    async def _may_ask(self, asked: _Asked) -> bool:
         """Count a question; a peer with too many of them is flooding."""
-        if self._questions >= MAX_QUESTIONS:
-            await self.link.close(FLOODING, f"more than {MAX_QUESTIONS} questions at once")
+        if asked.now >= asked.limit:
+            await self.link.close(FLOODING, f"more than {asked.limit} {asked.what} at once")
             return False
-        self._questions += 1
+        asked.now += 1
         return True
 
-    def _ask_import(self, answers: trio.Nursery, request: wire.ImportRequest) -> None:
-        answers.start_soon(self._answer, request)
-
-    async def _answer(
-        self, question: wire.CacheQuery | wire.QueryKnownDerivations | wire.ImportRequest
-    ) -> None:
-        answer: Message
+    async def _answer(self, question: wire.CacheQuery | wire.QueryKnownDerivations) -> None:
         try:
-            match question:
-                case wire.CacheQuery():
-                    answer = await self.queries.cache(question)
-                case wire.QueryKnownDerivations():
-                    answer = await self.queries.known(question)
-                case wire.ImportRequest():
-                    answer = await self.imports.wait(question)
+            if isinstance(question, wire.CacheQuery):
+                await self._send_answer(await self.queries.cache(question), question.query_id)
+            else:
+                await self._send_answer(await self.queries.known(question), question.query_id)
+        finally:
+            self._questions.now -= 1
+
+    def _ask_import(self, answers: trio.Nursery, request: wire.ImportRequest) -> None:
+        answers.start_soon(self._answer_import, request)
+
+    async def _answer_import(self, request: wire.ImportRequest) -> None:
+        try:
+            await self._send_answer(await self.imports.wait(request), request.request_id)
+        finally:
+            self._imports.now -= 1
+
+    async def _send_answer(self, answer: Message, number: int) -> None:
+        try:
             await self.link.send(answer)
+        except LocalProtocolError as error:
+            # A page of paths that refer to very many others.
+            log.warning("answer too large", worker=self.worker.name, error=str(error))
+            await self.link.send(wire.CacheError(number, "the answer is too large: ask for fewer paths"))
         except LinkClosed:
             log.debug("answer not sent: the worker is gone", worker=self.worker.name)
-        finally:
-            self._questions -= 1
 
     # --- offers and assignments --------------------------------------------------------------------
 

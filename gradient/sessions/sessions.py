@@ -34,6 +34,8 @@ from gradient.wire.transport import GOING_AWAY, Link
 
 # Seconds a draining server leaves its workers to finish what they run.
 DRAIN_LIMIT: Final = 20.0
+# Seconds for their last reports once they are closed.
+CLOSE_LIMIT: Final = 2.0
 TRY_AGAIN_LATER: Final = 1013  # close code
 
 log = structlog.get_logger()
@@ -122,8 +124,13 @@ class Sessions:
         with trio.move_on_after(DRAIN_LIMIT):
             while any(session.worker.jobs for session in self._open.values()):
                 await self._ended.wait()
-        for session in list(self._open.values()):
-            await session.link.close(GOING_AWAY, "the server stops")
+        async with trio.open_nursery() as nursery:
+            for session in self._open.values():
+                nursery.start_soon(session.link.close, GOING_AWAY, "the server stops")
+        # Each still applies what it received.
+        with trio.move_on_after(CLOSE_LIMIT):
+            while self._open:
+                await self._ended.wait()
 
     def waiting_for(self) -> str:
         """What a drain still waits for, in words."""
