@@ -78,8 +78,10 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def build_failure_kind(text: str) -> FailureKind:
-    """Permanent, unless the words of a failed build blame the machine."""
-    return FailureKind.TRANSIENT if _MACHINE_TROUBLE.search(text) else FailureKind.PERMANENT
+    """Permanent, unless the daemon's words blame the machine. The end of the log, which it quotes, is the
+    builder's: that may say anything."""
+    words = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(">"))
+    return FailureKind.TRANSIENT if _MACHINE_TROUBLE.search(words) else FailureKind.PERMANENT
 
 
 def _kind(cause: BaseException) -> FailureKind | None:

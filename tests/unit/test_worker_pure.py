@@ -142,6 +142,11 @@ def test_a_build_that_blames_the_machine_is_transient(text: str) -> None:
     assert build_failure_kind("builder failed with exit code 1") is FailureKind.PERMANENT
 
 
+def test_what_a_builder_printed_blames_nobody() -> None:
+    text = "builder for 'x.drv' failed with exit code 1;\n  last 1 log lines:\n  > No space left on device"
+    assert build_failure_kind(text) is FailureKind.PERMANENT
+
+
 # --- log budget -----------------------------------------------------------------------------------
 
 
