@@ -17,7 +17,8 @@ import trio
 
 from gradient import __version__
 from gradient.graph.access import FIRST_CACHE, FIRST_PROJECT, ensure_first_rows, hash_token
-from gradient.graph.migrate import migrate
+from gradient.graph.embedded import EmbeddedPostgres
+from gradient.graph.migrate import InstanceLock, migrate
 from gradient.graph.moves import Moves
 from gradient.graph.pg import DATABASE_ERRORS, Connection, Pool
 from gradient.graph.recovery import recover_interrupted_work
@@ -110,6 +111,30 @@ class Server:
             version=__version__,
             data_version=DATA_VERSION,
             clock=now,
+        )
+
+    async def run_database(  # noqa: ASYNC128  # hands its task_status on
+        self, embedded: EmbeddedPostgres, *, task_status: trio.TaskStatus[str]
+    ) -> None:
+        """The embedded PostgreSQL, started again when it was killed."""
+        await supervise(
+            "database",
+            embedded.run,
+            restart_on=DATABASE_ERRORS,
+            health=self.health,
+            task_status=task_status,
+        )
+
+    async def hold_lock(  # noqa: ASYNC128  # hands its task_status on
+        self, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        """The one-server lock, taken again when the database was away. Raises DatabaseInUse."""
+        await supervise(
+            "instance lock",
+            InstanceLock(self.url).run,
+            restart_on=DATABASE_ERRORS,
+            health=self.health,
+            task_status=task_status,
         )
 
     async def run_writer(self) -> None:

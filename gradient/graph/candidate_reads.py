@@ -83,13 +83,15 @@ IN_FLIGHT: Final = Statement(
     WHERE {live_evaluation("v")} ORDER BY v.id
     """,
 )
+# Moves without anybody's doing: running, or to be tried again. The counters may be from before it began.
+GOES_ON: Final = frozenset({BuildStatus.BUILDING, BuildStatus.FAILED_TRANSIENT})
 BLOCKING_KINDS: Final = Statement(
     "blocking_kinds",
     f"""
     SELECT CASE WHEN b.cache_available THEN 'builtin' ELSE d.architecture END,
            CASE WHEN b.cache_available THEN '{{}}' ELSE d.required_features END,
            count(*), count(*) FILTER (WHERE b.status = {int(BuildStatus.QUEUED)}),
-           count(*) FILTER (WHERE {any_of("b.status", {BuildStatus.FAILED_TRANSIENT})}), min(d.name)
+           count(*) FILTER (WHERE {any_of("b.status", GOES_ON)}), min(d.name)
     FROM build_job j
     JOIN derivation_build b ON b.derivation = j.derivation JOIN derivation d ON d.id = b.derivation
     WHERE j.evaluation = %(evaluation)s AND {blocks_evaluation("b")}
@@ -159,13 +161,14 @@ class InFlight:
 
 @attrs.frozen
 class BlockingKind:
-    """Blocking shared builds of one evaluation that need the same kind of worker."""
+    """Blocking shared builds of one evaluation that need the same kind of worker: `queued` of `builds` are
+    Queued, `going_on` are Building or to be retried."""
 
     architecture: str
     required_features: tuple[str, ...]
     builds: int
     queued: int
-    retrying: int
+    going_on: int
     example: str
 
 

@@ -8,8 +8,10 @@ process loudly.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
+import attrs
 import structlog
 import trio
 
@@ -26,26 +28,32 @@ class ServiceReturned(RuntimeError):
     """A service runs until it is cancelled; this one returned."""
 
 
-async def supervise(
+async def supervise(  # noqa: ASYNC128  # hands its task_status on
     name: str,
-    service: Callable[[], Awaitable[None]],
+    service: Callable[..., Awaitable[None]],
     *,
     restart_on: tuple[type[Exception], ...],
     health: HealthTable,
     may_return: bool = False,
+    task_status: trio.TaskStatus[Any] | None = None,
 ) -> None:
     """Run `service`, and again after each failure with an error of `restart_on`, without a limit.
 
     The pause is 1 s, doubling to 60 s, and 1 s again after a run of five minutes. Returns only when
     the service returned and `may_return` says that is an end; otherwise that is `ServiceReturned`.
 
+    With `task_status` the service takes one too, and its first start is told; what keeps it from that is
+    raised, whatever it is: whoever starts a service wants to know.
+
     Raises every other error of the service. Of an exception group, members of `restart_on` are taken
     out and what is left is raised. Cancellation passes through at once, also out of a pause.
     """
     child = health.child(name)
     backoff = Backoff()
+    first = _FirstStart(task_status)
+    run = service if task_status is None else partial(service, task_status=first)
     try:
-        while await _failed(service, restart_on, child, backoff):
+        while await _failed(run, restart_on, child, backoff, first):
             await _pause(child, backoff)
     finally:
         child.stopped()
@@ -53,11 +61,29 @@ async def supervise(
         raise ServiceReturned(f"{name} returned; a service runs until it is cancelled")
 
 
+@attrs.define(eq=False)
+class _FirstStart:
+    """Tells of the first start of a service; a service that nobody waits for counts as started."""
+
+    _waits: trio.TaskStatus[Any] | None
+
+    @property
+    def is_due(self) -> bool:
+        return self._waits is not None
+
+    def started(self, value: Any = None) -> None:
+        """The service runs; later starts are no news."""
+        waits, self._waits = self._waits, None
+        if waits is not None:
+            waits.started(value)
+
+
 async def _failed(
     service: Callable[[], Awaitable[None]],
     restart_on: tuple[type[Exception], ...],
     child: Child,
     backoff: Backoff,
+    first: _FirstStart,
 ) -> bool:
     """One run. True: it ended with an error that calls for another; False: it returned."""
     started = trio.current_time()
@@ -66,6 +92,8 @@ async def _failed(
     try:
         await service()
     except* restart_on as group:
+        if first.is_due:
+            raise
         failed = True
         if trio.current_time() - started >= HEALTHY_AFTER:
             child.good()

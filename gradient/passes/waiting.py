@@ -103,7 +103,7 @@ def building_verdict(
     if not blocking:
         return Finish()
     waiting = evaluation.status is EvaluationStatus.WAITING
-    if any(b.retrying or (b.queued and _buildable(b, pool)) for b in blocking):
+    if any(b.going_on or (b.queued and _buildable(b, pool)) for b in blocking):
         return Unpark(EvaluationStatus.BUILDING) if waiting else None
     unmet = [b for b in blocking if not _buildable(b, pool)]
     if not unmet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import trio
@@ -156,3 +157,33 @@ async def test_a_service_that_returns_is_a_mistake_unless_it_may() -> None:
     with pytest.raises(ServiceReturned, match="mail returned"):
         await supervise("mail", service, restart_on=(Gone,), health=HealthTable())
     await supervise("mail", service, restart_on=(Gone,), health=HealthTable(), may_return=True)
+
+
+# --- a service that says when it has started ------------------------------------------------------
+
+
+async def test_the_first_start_is_told_and_later_ones_are_not(
+    nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    starts = []
+
+    async def service(*, task_status: trio.TaskStatus[str]) -> None:
+        starts.append(trio.current_time())
+        task_status.started(f"start {len(starts)}")
+        await trio.sleep(10)
+        raise Gone("no database")
+
+    run = partial(supervise, "db", service, restart_on=(Gone,), health=HealthTable())
+    assert await nursery.start(run) == "start 1"
+    await settle(mock_clock, 10)
+    await settle(mock_clock, 1)
+    assert starts == [0, 11]
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_keeps_a_service_from_its_first_start_is_raised(nursery: trio.Nursery) -> None:
+    async def service(*, task_status: trio.TaskStatus[None]) -> None:
+        raise Gone("no database")
+
+    with pytest.RaisesGroup(Gone, flatten_subgroups=True):
+        await nursery.start(partial(supervise, "db", service, restart_on=(Gone,), health=HealthTable()))

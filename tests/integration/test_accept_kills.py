@@ -1,0 +1,321 @@
+"""What is lost when a process is stopped or killed in the middle of things: time, and nothing else.
+
+Builders of these flakes append their names to a file outside the store when they are done, which no
+database and no log can get wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import attrs
+import pytest
+
+from gradient.model import AttemptOutcome, BuildStatus, EvaluationStatus
+from tests.integration.accept_support import Ended, Home, Program, eventually, free_port
+
+pytestmark = pytest.mark.nix
+
+SLEEP = shutil.which("sleep")
+# The stop window of a worker and a second to go.
+STOP_LIMIT = 6.0  # seconds
+# Within this a run that was told to stop has ended, database and all.
+DRAIN_LIMIT = 15.0  # seconds
+
+
+@attrs.frozen
+class Marks:
+    """Files by which builders and tests talk."""
+
+    place: Home
+
+    @property
+    def done(self) -> Path:
+        """A line for each builder that has got to its end."""
+        return self.place.shared / "done"
+
+    @property
+    def go(self) -> Path:
+        """Made by the test: builders that wait for it go on."""
+        return self.place.shared / "go"
+
+    def counts(self) -> Counter[str]:
+        return Counter(self.done.read_text().split())
+
+    def builds(self, amount: int, seconds: float = 0.3, *, waiting: str = "") -> str:
+        """`amount` packages in a row, each needing the one before, that take `seconds`; `waiting`: the name
+        of one that is not done before `go` is there."""
+
+        def package(number: int) -> str:
+            name = f"step{number}"
+            wait = f"while [ ! -e {self.go} ]; do {SLEEP} 0.05; done;" if name == waiting else ""
+            before = f"before = step{number - 1};" if number else ""
+            script = f"{SLEEP} {seconds}; {wait} echo {name} >> {self.done}; echo {name} > $out"
+            return f"{name} = build \"{name}\" {{ {before} }} ''{script}'';"
+
+        return "\n".join(package(number) for number in range(amount))
+
+
+@pytest.fixture
+def marks(place: Home) -> Marks:
+    marks = Marks(place)
+    # Each builder is another user.
+    marks.done.touch()
+    marks.done.chmod(0o666)
+    return marks
+
+
+def built_once(place: Home, marks: Marks, amount: int) -> None:
+    """Everything was built, and what was built was built once: by the files and by the attempts."""
+    assert marks.counts() == Counter(f"step{number}" for number in range(amount))
+    attempts = place.query("SELECT derivation FROM build_attempt WHERE outcome = %s", AttemptOutcome.BUILT)
+    assert max(Counter(attempts).values()) == 1
+    statuses = {status for (status,) in place.query("SELECT status FROM derivation_build")}
+    assert statuses <= {BuildStatus.COMPLETED, BuildStatus.SUBSTITUTED}
+    assert place.query("SELECT count(*) FROM derivation_build") == [(amount,)]
+
+
+def building(place: Home) -> bool:
+    """Whether some build runs, as the server sees it."""
+    return place.query(
+        "SELECT EXISTS (SELECT FROM build_attempt WHERE outcome = %s)", AttemptOutcome.RUNNING
+    ) == [(True,)]
+
+
+@attrs.define(eq=False)
+class Server:
+    """A server at an address that stays, for clients to find it again."""
+
+    place: Home
+    listeners: tuple[str, ...] = attrs.field(
+        factory=lambda: ("--http", f"127.0.0.1:{free_port()}", "--proto", f"127.0.0.1:{free_port()}")
+    )
+
+    def start(self) -> Program:
+        return self.place.serve(*self.listeners)
+
+
+def busy(place: Home, seconds: float) -> str:
+    """A Nix expression, 0 in the end, whose evaluation takes about that long here, and little memory."""
+    loop = "builtins.foldl' (a: b: a + b) 0"
+    text = f"{loop} (builtins.genList (x: 0 * {loop} (builtins.genList (y: y) 1000)) %d)"
+    sample = 4000
+    began = time.monotonic()
+    place.nix.out("nix", "eval", "--impure", "--expr", text % sample)
+    return text % round(sample * seconds / (time.monotonic() - began))
+
+
+# --- builds begin while the evaluation goes on -----------------------------------------------------
+
+
+def test_builds_begin_before_the_evaluation_has_ended(place: Home) -> None:
+    """One evaluator, two attributes: the first is built before the second, which takes long, is known."""
+    place.environment = {"GRADIENT_WORKER__EVAL__FORK_WORKERS": "1"}
+    flake = place.flake(
+        f"""
+        a-first = build "first" {{ }} "echo first > $out";
+        b-last = build "last-${{toString ({busy(place, 4)})}}" {{ }} "echo last > $out";
+        """
+    )
+    program = place.start("up", "--once", "--json", "--keep-serving", str(flake))
+    assert program.object()["status"] == "Completed"
+    ((handed_out, finished),) = place.query(
+        "SELECT j.dispatched_at, a.build_finished_at FROM build_attempt a"
+        " JOIN dispatched_job j ON j.id = a.dispatched_job"
+        " JOIN derivation d ON d.id = a.derivation WHERE d.name = 'first'"
+    )
+    ((evaluated,),) = place.query("SELECT created_at FROM derivation WHERE name LIKE 'last-%%'")
+    ((turned_building,),) = place.query(
+        "SELECT min(at) FROM phase_event WHERE status = %s", EvaluationStatus.BUILDING
+    )
+    assert handed_out < finished < evaluated < turned_building
+    # Not by a hair: most of the four seconds.
+    assert (evaluated - finished).total_seconds() > 1
+
+
+# --- stopping --------------------------------------------------------------------------------------
+
+
+def test_a_stopped_worker_leaves_no_builder_and_uses_no_attempt(place: Home, marks: Marks) -> None:
+    """SIGTERM in the middle of `sleep 600` with children in the background."""
+    flake = place.flake(
+        f"""
+        long = build "long" {{ }} ''
+          if [ -e {marks.go} ]; then echo long >> {marks.done}; echo done > $out; exit; fi
+          {SLEEP} 600 & {SLEEP} 600 & ({SLEEP} 600; :) &
+          echo all started
+          {SLEEP} 600
+        '';
+        """
+    )
+    place.serve()
+    worker = place.work()
+    client = place.start("build", "--json", str(flake))
+    # The shell, its four sleeps, and the shell of the one in parentheses.
+    client.until(lambda: len(place.builders()) >= 6, "the builder and its children")
+    eventually(lambda: building(place), "the build's report")
+
+    began = time.monotonic()
+    worker.send(signal.SIGTERM)
+    ended = worker.wait()
+    took = time.monotonic() - began
+    assert ended.code == 0, ended
+    assert place.builders() == {}
+    assert took < STOP_LIMIT
+    eventually(lambda: not building(place), "the worker's last report")
+    assert place.query("SELECT status, attempt FROM derivation_build") == [(BuildStatus.QUEUED, 0)]
+
+    marks.go.touch()
+    place.work()
+    assert client.wait().code == 0
+    assert marks.counts() == Counter(["long"])
+    assert place.query("SELECT status, attempt FROM derivation_build") == [(BuildStatus.COMPLETED, 0)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing_and_goes_on_later(
+    place: Home, marks: Marks, number: signal.Signals
+) -> None:
+    flake = str(place.flake(marks.builds(3, waiting="step1")))
+    run = place.start("up", "--once", "--json", flake)
+    run.until(lambda: marks.counts()["step0"] and place.builders(), "the second build")
+    run.send(number)
+    ended = run.wait(DRAIN_LIMIT)
+    assert ended.code == 130, ended
+    assert ended.object["status"] == "Aborted"
+    assert place.processes() == {}
+    assert "Traceback" not in ended.stderr
+
+    marks.go.touch()
+    again = place.start("up", "--once", "--json", "--keep-serving", flake)
+    assert again.object()["status"] == "Completed"
+    built_once(place, marks, 3)
+
+
+# --- killing ---------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Scene:
+    """A server, a worker and a client in the middle of a flake of `amount` builds."""
+
+    place: Home
+    marks: Marks
+    address: Server
+    server: Program
+    worker: Program
+    client: Program
+    amount: int
+
+    def completes(self) -> Ended:
+        """The client's evaluation completes, and nothing finished was built twice."""
+        self.marks.go.touch()
+        ended = self.client.wait()
+        assert ended.code == 0, ended
+        assert ended.object["status"] == "Completed"
+        built_once(self.place, self.marks, self.amount)
+        return ended
+
+
+@pytest.fixture
+def scene(place: Home, marks: Marks) -> Scene:
+    """Two builds of five are finished, the third one runs until it may go on."""
+    flake = place.flake(marks.builds(5, waiting="step2"))
+    address = Server(place)
+    server, worker = address.start(), place.work()
+    client = place.start("build", "--json", str(flake))
+    client.until(lambda: marks.counts()["step1"] and place.builders(), "the third build")
+    eventually(lambda: building(place), "the third build's report")
+    return Scene(place, marks, address, server, worker, client, 5)
+
+
+def test_a_server_killed_in_the_middle_of_builds(scene: Scene) -> None:
+    scene.server.kill()
+    scene.address.start()
+    scene.completes()
+    assert scene.worker.runs
+
+
+def test_a_worker_killed_in_the_middle_of_builds(scene: Scene) -> None:
+    scene.worker.kill()
+    eventually(lambda: not scene.place.builders(), "the end of the builders", limit=10)
+    scene.place.work()
+    scene.completes()
+    assert scene.place.query("SELECT DISTINCT attempt FROM derivation_build") in ([(0,)], [(0,), (1,)])
+
+
+def test_a_database_killed_in_the_middle_of_builds(scene: Scene) -> None:
+    """The server starts it again and goes on; no client notices more than a delay."""
+    pid = int((scene.place.data.postgres / "cluster" / "postmaster.pid").read_text().split()[0])
+    os.kill(pid, signal.SIGKILL)
+    scene.marks.go.touch()
+    scene.completes()
+    assert scene.server.runs
+
+
+def test_a_server_killed_in_the_middle_of_an_evaluation(place: Home, marks: Marks) -> None:
+    """Some builds are finished and some attributes are not evaluated yet."""
+    flake = place.flake(
+        f"""
+        {marks.builds(3)}
+        zlast = builtins.seq ({busy(place, 4)}) step2;
+        """
+    )
+    address = Server(place)
+    server = address.start()
+    place.work()
+    client = place.start("build", "--json", str(flake))
+    client.until(lambda: marks.counts()["step0"], "the first build")
+    ((status,),) = place.query("SELECT status FROM evaluation")
+    assert status in (EvaluationStatus.EVALUATING_FLAKE, EvaluationStatus.EVALUATING_DERIVATION)
+    server.kill()
+    address.start()
+    ended = client.wait()
+    assert ended.code == 0, ended
+    assert len(ended.object["entry_points"]) == 4
+    built_once(place, marks, 3)
+
+
+def test_a_killed_run_leaves_nothing_and_goes_on_later(place: Home, marks: Marks) -> None:
+    """SIGKILL of `gradient up`: its worker and its database go by themselves."""
+    flake = str(place.flake(marks.builds(3, waiting="step1")))
+    run = place.start("up", "--once", "--json", flake)
+    run.until(lambda: marks.counts()["step0"] and place.builders(), "the second build")
+    run.kill()
+    eventually(lambda: not place.processes(), "the end of everything", limit=20)
+    marks.go.touch()
+    again = place.start("up", "--once", "--json", "--keep-serving", flake)
+    assert again.object()["status"] == "Completed"
+    built_once(place, marks, 3)
+
+
+def test_a_daemon_killed_in_the_middle_of_a_build(place: Home, marks: Marks) -> None:
+    """The build is tried again after a while, by a daemon that lives."""
+    place.environment = {"GRADIENT_BUILD__RETRY_BACKOFF_SECS": "0"}
+    flake = str(place.flake(marks.builds(2, waiting="step1")))
+    run = place.start("up", "--once", "--json", "--keep-serving", flake)
+    run.until(lambda: marks.counts()["step0"] and place.builders(), "the second build")
+    eventually(lambda: building(place), "its report")
+    for pid in daemons_that_build(place):
+        os.kill(pid, signal.SIGKILL)
+    marks.go.touch()
+    assert run.object()["status"] == "Completed"
+    outcomes = place.query("SELECT outcome, reason FROM build_attempt ORDER BY id")
+    assert [outcome for outcome, _ in outcomes] == [1, 3, 1]
+    assert marks.counts()["step0"] == 1
+    assert place.query("SELECT max(attempt) FROM derivation_build") == [(1,)]
+
+
+def daemons_that_build(place: Home) -> set[int]:
+    """The daemons that have builders for children."""
+    daemons = {pid for pid, command in place.processes().items() if "nix-daemon" in command}
+    return {parent for pid in place.builders() if (parent := parent_of(pid)) in daemons}
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
