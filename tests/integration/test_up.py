@@ -19,6 +19,7 @@ from tests.integration.up_support import (
     EXAMPLES,
     KEYS,
     Home,
+    parent,
     processes,
     salted_flake,
     system,
@@ -253,8 +254,8 @@ def test_ctrl_c_in_the_middle_of_a_build(home: Home, tmp_path: Path, open_folder
     assert time.monotonic() - began < 15
     assert ran.code == 130
     assert ran.json["status"] == "Aborted"
-    home.check_clean()
     until(lambda: processes(str(marker)) == [])
+    home.check_clean()
     marker.touch()
     assert home.up(flake).statuses() == {"salted": "Completed"}
 
@@ -263,7 +264,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_word(home: Home, tmp_path: 
     flake = salted_flake(tmp_path / "flake", "while :; do :; done")
     with home.running("up", flake, "--once", "--json", *home.options) as running:
         running.line("building salted")
-        (worker,) = processes("gradient work --json --leashed --data-dir " + str(home.data))
+        (worker,) = [pid for pid in processes("--leashed") if parent(pid) == running.process.pid]
         os.kill(worker, signal.SIGKILL)
         ran = running.end()
     assert ran.code == 3

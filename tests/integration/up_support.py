@@ -151,6 +151,15 @@ def processes(having: str) -> list[int]:
     return found
 
 
+def parent(pid: int) -> int | None:
+    """The process that started `pid`; None when that is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    return int(status.partition("PPid:")[2].split()[0])
+
+
 def left_over(data: Path) -> list[int]:
     """Processes that name the data directory or work in it, as PostgreSQL's do."""
     found = set(processes(str(data)))
