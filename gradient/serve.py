@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -37,6 +38,9 @@ from gradient.web.serve_http import serve_http
 from gradient.web.site import Urls
 from gradient.wire.listener import serve_links
 
+# Descriptors for a flood of clients on both listeners, with room for the database and files. Many systems
+# hand out 1024, of which HTTP alone takes all.
+DESCRIPTORS: Final = 4096
 # Connections for reads: passes, questions of workers, and pages never wait for each other long.
 READERS: Final = 8
 
@@ -64,6 +68,7 @@ async def serve(  # noqa: ASYNC128  # `_start` says when it serves
     CannotListen, DatabaseDown, DatabaseInUse, DatabaseTooNew, EmbeddedFailed. Cancelling it stops at once;
     the next start recovers.
     """
+    _more_descriptors()
     data = DataDir(settings.server.data_dir)
     files = await trio.to_thread.run_sync(prepare_data_dir, data)
     embedded = None if settings.database.url else EmbeddedPostgres(data.postgres)
@@ -75,6 +80,14 @@ async def serve(  # noqa: ASYNC128  # `_start` says when it serves
         finally:
             if server.announced:  # else the file is another server's, which keeps us from starting
                 data.http_url.unlink(missing_ok=True)
+
+
+def _more_descriptors() -> None:
+    """Raise this process's limit of open files to DESCRIPTORS, or as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 @attrs.frozen

@@ -97,8 +97,8 @@ async def in_thread(
 
 
 def until_cancelled(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same chunks, in a thread of `in_thread`, ending with trio.Cancelled when the task is cancelled:
-    for stages that take much and yield little."""
+    """The same chunks, in a thread of this module, ending with trio.Cancelled when the task is cancelled:
+    for stages that take much and yield little, or make much of what they took in one piece."""
     for chunk in chunks:
         trio.from_thread.check_cancelled()
         yield chunk

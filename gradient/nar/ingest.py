@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from gradient.model import NarRecord
-from gradient.nar.bridge import feed_thread
+from gradient.nar.bridge import feed_thread, until_cancelled
 from gradient.nar.bundle import BundleParser, EntryBegins, EntryData, EntryEnds, EntryHeader, Event
 from gradient.nar.errors import BadUpload, InvalidNar
 from gradient.nar.hashing import HashingSink
@@ -150,7 +150,7 @@ def _verified(header: EntryHeader, entry: _Entry, file: FileIO, max_nar_size: in
     parser = NarParser(header.nar_size)
     stored = _stored(compressed.through(entry), file)
     try:
-        for chunk in nar.through(unzstd(stored, header.nar_size or max_nar_size)):
+        for chunk in until_cancelled(nar.through(unzstd(stored, header.nar_size or max_nar_size))):
             parser.feed(chunk)
         parser.close()
     except InvalidNar as error:

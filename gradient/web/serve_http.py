@@ -9,6 +9,7 @@ connections close, answers get DRAIN_LIMIT, and then the sockets are closed unde
 from __future__ import annotations
 
 import errno
+import socket
 from typing import Any, Final
 
 import attrs
@@ -16,6 +17,7 @@ import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Event, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -29,6 +31,9 @@ log = structlog.get_logger()
 DRAIN_LIMIT: Final = 5.0
 # Seconds a connection may idle between two requests: workers ask every few seconds while they work.
 KEEP_ALIVE: Final = 60.0
+# Seconds for which a client may take nothing of what it is being sent, or be out of reach: `nix` stops
+# reading while it unpacks, and whoever is gone for good would hold a place for ever.
+SEND_LIMIT: Final = 600.0
 # Far above what a fleet of workers and their `nix` clients open; a flood is closed at the door.
 MAX_CONNECTIONS: Final = 1024
 BACKLOG: Final = 256
@@ -77,6 +82,14 @@ async def _accept(server: _Server, listener: trio.SocketListener, connections: t
     await trio.serve_listeners(server.connection, [listener], handler_nursery=connections)
 
 
+def _give_up_on_the_lost(connection: Any) -> None:
+    """Have the kernel end a connection whose peer is gone without a word, or stopped reading."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SEND_LIMIT * 1000))
+
+
 class _Log:
     """Where hypercorn reports: only what an application raised while it answered is worth a line."""
 
@@ -88,6 +101,22 @@ class _Log:
 
     async def exception(self, message: str, *_: Any) -> None:
         log.exception(message)
+
+
+class _TCPServer(TCPServer):
+    """hypercorn's, but what a client leaves behind by hanging up is not kept for the idle timeout: a thousand
+    who only knock would shut everybody out."""
+
+    _ended = False
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._ended = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        if not (self._ended and isinstance(event, Updated)):
+            await super().protocol_send(event)
 
 
 def _config() -> Config:
@@ -116,6 +145,7 @@ class _Server:
             return
         self._open.add(stream)
         try:
+            _give_up_on_the_lost(stream.socket)
             await self._serve(stream)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client went away
@@ -128,7 +158,7 @@ class _Server:
                 self._empty.set()
 
     async def _serve(self, stream: Any) -> None:
-        await TCPServer(ASGIWrapper(self.app), self._config, self._context, ConnectionState({}), stream)
+        await _TCPServer(ASGIWrapper(self.app), self._config, self._context, ConnectionState({}), stream)
 
     async def drain(self) -> None:
         """Wait for the connections, at most DRAIN_LIMIT."""

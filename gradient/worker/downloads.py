@@ -18,7 +18,7 @@ import trio
 
 from gradient.http.errors import HttpError
 from gradient.model import FailureKind
-from gradient.nar.bridge import feed_thread
+from gradient.nar.bridge import feed_thread, until_cancelled
 from gradient.nar.errors import InvalidNar
 from gradient.nar.hashing import HashingSink
 from gradient.nar.unpack import decompress
@@ -197,7 +197,7 @@ def _verify(info: CachedPathInfo) -> Callable[[Iterator[bytes]], IO[bytes]]:
         nar = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the caller closes it
         try:
             sink = HashingSink()
-            for chunk in sink.through(decompress(chunks, nar_size)):
+            for chunk in until_cancelled(sink.through(decompress(chunks, nar_size))):
                 nar.write(chunk)
             if sink.size != nar_size:
                 raise InvalidNar(f"its NAR has {sink.size} bytes and not {nar_size}")

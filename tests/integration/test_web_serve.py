@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -27,6 +31,24 @@ async def dial(web: Web) -> trio.SocketStream:
 
 async def everything(stream: trio.SocketStream) -> bytes:
     return b"".join([piece async for piece in stream])
+
+
+Ended = Mapping[int, trio.Event]
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
+    """By the client's port, whether the server is done with a connection."""
+    ended: dict[int, trio.Event] = defaultdict(trio.Event)
+    serve_one = serve_http._Server.connection
+
+    async def connection(server: Any, stream: trio.SocketStream) -> None:
+        port = stream.socket.getpeername()[1]
+        await serve_one(server, stream)
+        ended[port].set()
+
+    monkeypatch.setattr(serve_http._Server, "connection", connection)
+    return ended
 
 
 async def test_a_port_in_use_is_one_clear_error(web: Web) -> None:
@@ -104,6 +126,16 @@ async def test_a_connection_carries_many_requests_and_idles_out(
             assert await everything(stream) == b""
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_who_hangs_up_leaves_nothing_behind(ended: Ended, web: Web, sent: bytes) -> None:
+    stream = await dial(web)
+    port = stream.socket.getsockname()[1]
+    await stream.send_all(sent)
+    await stream.aclose()
+    with trio.fail_after(5):
+        await ended[port].wait()
+
+
 async def test_a_flood_of_connections_is_closed_at_the_door(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +148,23 @@ async def test_a_flood_of_connections_is_closed_at_the_door(
                 raise StopAsyncIteration
     for stream in streams:
         await stream.aclose()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such limit")
+async def test_a_client_that_stopped_reading_is_given_up(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Ended
+) -> None:
+    monkeypatch.setattr(serve_http, "SEND_LIMIT", 0.2)
+    async with running_web(database_url, tmp_path) as web:
+        await web.upload(item("big", os.urandom(30_000_000)))
+        info = (await web.get(f"/cache/main/{hash_part('big')}.narinfo")).body.decode()
+        stalled = await dial(web)
+        request = f"GET /cache/main/{NarInfo.parse(info).url} HTTP/1.1\r\nHost: x\r\n\r\n"
+        await stalled.send_all(request.encode())
+        with trio.fail_after(30):
+            await ended[stalled.socket.getsockname()[1]].wait()
+        assert (await web.call("GET", "/health"))[0] == 200
+        await stalled.aclose()
 
 
 async def test_a_drain_ends_idle_connections_streams_and_answers(database_url: str, tmp_path: Path) -> None:

@@ -369,6 +369,20 @@ async def test_a_cancelled_upload_leaves_nothing(store: NarStore, tmp_path: Path
     assert files_below(tmp_path) == []
 
 
+async def test_a_cancelled_upload_stops_within_what_it_has_received(store: NarStore, tmp_path: Path) -> None:
+    """Two megabytes of zstd can be 64 GiB of NAR: nobody may have to wait for the end of that."""
+
+    def admit(_: EntryHeader) -> bool:
+        trio.from_thread.run_sync(scope.cancel)
+        return True
+
+    with trio.CancelScope() as scope:
+        # Unpacked to its end, it would be refused instead.
+        await ingest_bundle(Body(forged(*packed_as(NOT_A_NAR))), store, admit)
+    assert scope.cancelled_caught
+    assert files_below(tmp_path) == []
+
+
 async def test_a_bundle_of_many_holds_few_descriptors(
     store: NarStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
