@@ -104,12 +104,16 @@ class _Log:
 
 
 class _TCPServer(TCPServer):
-    """hypercorn's, but what a client leaves behind by hanging up is not kept for the idle timeout: a thousand
-    who only knock would shut everybody out."""
+    """hypercorn's, with two differences that keep strangers from filling every place for a connection.
+
+    What a client leaves behind by hanging up is not kept for the idle timeout. And there is no HTTP/2, which
+    has no idle timeout before its first request; no client of ours asks for it.
+    """
 
     _ended = False
 
     async def _read_data(self) -> None:
+        self.protocol.protocol._check_protocol = _stay_with_http_1  # type: ignore[union-attr, method-assign]
         await super()._read_data()
         self._ended = True
         await self.idle_task.stop()
@@ -117,6 +121,10 @@ class _TCPServer(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         if not (self._ended and isinstance(event, Updated)):
             await super().protocol_send(event)
+
+
+async def _stay_with_http_1(_: object) -> None:
+    """In place of hypercorn's look at whether a request would change the protocol."""
 
 
 def _config() -> Config:

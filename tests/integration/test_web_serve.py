@@ -73,6 +73,20 @@ async def test_garbage_is_refused_and_the_server_lives(web: Web) -> None:
     assert (await web.call("GET", "/health"))[0] == 200
 
 
+async def test_there_is_no_http_2(web: Web) -> None:
+    """Spoken at once, or asked for: its connections have no idle timeout."""
+    preface, upgrade = await dial(web), await dial(web)
+    async with preface, upgrade:
+        with trio.fail_after(5):
+            await preface.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            assert (await everything(preface)).startswith(b"HTTP/1.1 4")
+            await upgrade.send_all(
+                b"GET /health HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+                b"Connection: close, Upgrade, HTTP2-Settings\r\n\r\n"
+            )
+            assert (await everything(upgrade)).startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize("path", ["/", "/proto", "/api/v1/evaluations/1/events"])
 async def test_a_websocket_is_refused_like_a_path_that_is_not_there(web: Web, path: str) -> None:
     async with await dial(web) as stream:
