@@ -239,6 +239,15 @@ class BuildStage(IntEnum):
     UPLOAD = 2
 
 
+def free_build_slots(limit: int, building: int, uploading: int) -> int:
+    """How many more builds a worker with `limit` slots can take; worker and server count alike (ADR 17).
+
+    A build that has come to its upload has left its slot to the next one: cores that wait for a network
+    build nothing. As many may upload as may build; then the upload is what is slow, and the next waits.
+    """
+    return min(limit, 2 * limit - uploading) - building
+
+
 class MessageLevel(IntEnum):
     """Level of an evaluation message. An Error fails the evaluation at its end."""
 

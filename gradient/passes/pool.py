@@ -12,7 +12,7 @@ from uuid import UUID
 
 import attrs
 
-from gradient.model import JobKind
+from gradient.model import BuildStage, JobKind, free_build_slots
 from gradient.nursery.kick import Kick
 from gradient.wire.messages import CandidateScore, Capabilities, WorkerCapabilities, WorkerMetrics
 
@@ -35,7 +35,7 @@ def fault_of(info: WorkerCapabilities) -> str | None:
     return None
 
 
-@attrs.frozen
+@attrs.define
 class ActiveJob:
     """A job on a worker, under its assignment. `subject` is the evaluation's or the derivation's id."""
 
@@ -45,6 +45,8 @@ class ActiveJob:
     subject: int
     name: str
     since: datetime
+    # Where a build is, as its worker said last.
+    stage: BuildStage | None = None
 
 
 @attrs.define(eq=False)
@@ -85,11 +87,19 @@ class Worker:
         return self.info is not None and able and self.info.max_concurrent_evals > 0
 
     def free_slots(self, kind: JobKind) -> int:
-        """Slots of this kind that hold no job."""
+        """How many more jobs of this kind it can take."""
         if self.info is None or self.draining:
             return 0
-        slots = self.info.max_concurrent_builds if kind is JobKind.BUILD else self.info.max_concurrent_evals
-        return slots - sum(1 for job in self.jobs.values() if job.kind is kind)
+        stages = [job.stage for job in self.jobs.values() if job.kind is kind]
+        if kind is JobKind.EVAL:
+            return self.info.max_concurrent_evals - len(stages)
+        uploading = stages.count(BuildStage.UPLOAD)
+        return free_build_slots(self.info.max_concurrent_builds, len(stages) - uploading, uploading)
+
+    def entered(self, job: ActiveJob, stage: BuildStage) -> None:
+        """A build of this worker has come to its next stage; the last one frees its slot."""
+        job.stage = stage
+        self.wake.set()
 
     def assignable(self, kind: JobKind) -> bool:
         """It asked for a job of this kind and has room for one."""

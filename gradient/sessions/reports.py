@@ -91,8 +91,6 @@ class ReportApplier:
                 progress = Progress(report.attributes_done, report.attributes_total, report.derivations)
                 self.hub.publish_progress(job.subject, progress)
                 return None
-            case wire.Stage():
-                return None
             case wire.JobCompleted() | wire.JobFailed():
                 await self.logs.finish(job.assignment)
                 self._end(job)

@@ -168,7 +168,7 @@ class Session:
         return True
 
     async def _report(self, report: wire.Report | wire.ImportRequest) -> bool:
-        """Queue a report of a job this session runs under this very assignment; drop any other."""
+        """Take a report of a job this session runs under this very assignment; drop any other."""
         job = self.worker.jobs.get(report.job_id)
         if job is None or job.assignment != report.assignment_id:
             log.debug("stale report dropped", worker=self.worker.name, report=type(report).__name__)
@@ -176,7 +176,11 @@ class Session:
         if not fits(report, job.kind):
             await self._unexpected(report)
             return False
-        await self._reports.send(Received(job, report))
+        if isinstance(report, wire.Stage):
+            # In memory alone: a slot that is free need not wait for what the database still takes in.
+            self.worker.entered(job, report.stage)
+        else:
+            await self._reports.send(Received(job, report))
         return True
 
     async def _answered(self, response: wire.AssignJobResponse) -> None:

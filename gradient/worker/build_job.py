@@ -21,7 +21,7 @@ from gradient.nix.daemon.connection import DaemonConnection
 from gradient.nix.daemon.path_info import PathInfo
 from gradient.nix.daemon.stderr import Message, log_line
 from gradient.nix.hashes import Hash
-from gradient.wire.messages import Building, BuildOutput, Stage
+from gradient.wire.messages import Building, BuildOutput
 from gradient.worker.build_log import BuildLog
 from gradient.worker.downloads import Downloader
 from gradient.worker.drv_files import BuildPlan, DrvMissing, build_plan
@@ -68,7 +68,7 @@ async def run_build_job(job: Job, spec: BuildSpec, machine: Machine, concurrent:
             metrics=_metrics(built, machine, concurrent),
         )
     )
-    await job.send(Stage(*job.key, BuildStage.UPLOAD))
+    await job.enter(BuildStage.UPLOAD)
     with job.timeline.span("nar_push") as counted:
         counted.paths, counted.bytes = len(infos), sum(info.nar_size for info in infos)
         uploader = Uploader(job, machine)
@@ -88,10 +88,10 @@ async def _obtain(job: Job, spec: BuildSpec, machine: Machine) -> _Built:
     if wanted and all(path in valid for path in wanted.values()):
         return _Built(wanted)
     if plan is None or not valid.issuperset((spec.drv_path, *plan.inputs)):
-        await job.send(Stage(*job.key, BuildStage.PREFETCH))
+        await job.enter(BuildStage.PREFETCH)
         with job.timeline.span("prefetch"):
             await _prefetch(job, spec, machine)
-    await job.send(Stage(*job.key, BuildStage.BUILD))
+    await job.enter(BuildStage.BUILD)
     with job.timeline.span("build"):
         return await _build(job, spec, machine)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import attrs
+from collections.abc import Awaitable, Callable
 
-from gradient.model import JobKind
+import attrs
+import trio
+
+from gradient.model import BuildStage, JobKind
+from gradient.wire.messages import Stage
 from gradient.worker.queries import Queries, Send
 from gradient.worker.timeline import Timeline
 
@@ -23,6 +27,10 @@ class Job:
     send: Send
     queries: Queries
     timeline: Timeline = attrs.field(factory=Timeline)
+    # Called when the job has left its slot to the next one, before it ends.
+    left: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    # Where a build is. A build that uploads holds no slot (model.free_build_slots).
+    stage: BuildStage | None = None
     # Why the server wants it stopped; set before or while it runs.
     abort_reason: str | None = None
 
@@ -30,3 +38,10 @@ class Job:
     def key(self) -> tuple[str, int]:
         """What every report begins with."""
         return self.job_id, self.assignment_id
+
+    async def enter(self, stage: BuildStage) -> None:
+        """A build begins its next stage. Raises LinkClosed."""
+        self.stage = stage
+        await self.send(Stage(*self.key, stage))
+        if stage is BuildStage.UPLOAD:
+            await self.left()

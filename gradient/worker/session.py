@@ -77,7 +77,7 @@ class Session:
             JobKind.BUILD: capabilities.max_concurrent_builds,
             JobKind.EVAL: capabilities.max_concurrent_evals,
         }
-        self._slots = Slots(limits, self._window, link.send, self._queries)
+        self._slots = Slots(limits, self._window, link.send, self._queries, self._slot_free)
         self._metrics = Metrics()
         # Kinds asked for since the slots of that kind were last full: the server remembers.
         self._hungry: set[JobKind] = set()
@@ -149,12 +149,14 @@ class Session:
     async def _run_job(self, job: Job, assign: AssignJob) -> None:
         await self._slots.run(job, assign, self._work)
         log.debug("job ended", job=job.job_id, elapsed_ms=job.timeline.elapsed_ms)
-        # In any case: when the server handed out the last job it may have counted this one as running.
-        self._hungry.discard(job.kind)
-        await self._request_jobs()
 
     async def _work(self, job: Job, assign: AssignJob) -> None:
         await self._execute(job, assign, self._slots.running(JobKind.BUILD))
+
+    async def _slot_free(self, kind: JobKind) -> None:
+        # In any case: when the server handed out the last job it may have counted this slot as taken.
+        self._hungry.discard(kind)
+        await self._request_jobs()
 
     # --- what goes ----------------------------------------------------------------------------------
 

@@ -8,13 +8,14 @@ the last word over errors that it caused itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 import attrs
 import structlog
 import trio
 
-from gradient.model import FailureKind, JobKind
+from gradient.model import BuildStage, FailureKind, JobKind, free_build_slots
 from gradient.nursery.stop_window import StopWindow
 from gradient.wire.codec import Message
 from gradient.wire.errors import LinkClosed
@@ -42,25 +43,40 @@ class Declined:
 
 
 class Slots:
-    """The jobs of one session. `limits` is how many of each kind may run at once."""
+    """The jobs of one session. `limits` is how many of each kind may run at once; `freed` is called when one
+    has left its slot, ended or not."""
 
     def __init__(
-        self, limits: Mapping[JobKind, int], window: StopWindow, send: Send, queries: Queries
+        self,
+        limits: Mapping[JobKind, int],
+        window: StopWindow,
+        send: Send,
+        queries: Queries,
+        freed: Callable[[JobKind], Awaitable[None]],
     ) -> None:
         self._limits = limits
+        self._freed = freed
         self._window = window
         self._send = send
         self._queries = queries
-        # Jobs that hold a slot: until their outcome is handed to the link.
+        # Until their outcome is handed to the link.
         self._jobs: dict[str, Job] = {}
 
     def running(self, kind: JobKind) -> int:
         """How many jobs of a kind hold a slot."""
-        return sum(job.kind is kind for job in self._jobs.values())
+        return self._count(kind, uploading=False)
 
     def has_room(self, kind: JobKind) -> bool:
         """Whether another job of this kind would be taken."""
-        return not self._window.closing and self.running(kind) < self._limits[kind]
+        if self._window.closing:
+            return False
+        uploading = self._count(kind, uploading=True)
+        return free_build_slots(self._limits[kind], self.running(kind), uploading) > 0
+
+    def _count(self, kind: JobKind, *, uploading: bool) -> int:
+        return sum(
+            job.kind is kind and (job.stage is BuildStage.UPLOAD) == uploading for job in self._jobs.values()
+        )
 
     def place(self, assign: AssignJob) -> Job | Renewed | Declined:
         """Decide about an assignment; a `Job` has its slot and must be `run`."""
@@ -74,7 +90,8 @@ class Slots:
         kind = JobKind.BUILD if assign.flake is None else JobKind.EVAL
         if not self.has_room(kind):
             return Declined("at capacity")
-        job = Job(assign.job_id, assign.assignment_id, kind, self._send, self._queries)
+        left = partial(self._freed, kind)
+        job = Job(assign.job_id, assign.assignment_id, kind, self._send, self._queries, left=left)
         self._jobs[job.job_id] = job
         return job
 
@@ -94,6 +111,7 @@ class Slots:
                 await job.send(await self._outcome(job, assign, work, scope))
         finally:
             del self._jobs[job.job_id]
+        await job.left()
 
     async def _outcome(self, job: Job, assign: AssignJob, work: Work, scope: trio.CancelScope) -> Message:
         failure: Failure | None = None

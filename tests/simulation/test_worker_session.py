@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from gradient.model import FailureKind, JobKind
+from gradient.model import BuildStage, FailureKind, JobKind
 from gradient.settings.tables import WorkerLog
 from gradient.wire import messages as wire
 from gradient.worker.build_log import CHUNK_AGE, CHUNK_SIZE, BuildLog
@@ -47,6 +47,24 @@ async def test_a_full_worker_declines() -> None:
         assert response == wire.AssignJobResponse("build:3", 9, False, "at capacity")
         await world.assign(evaluation(1))
         assert world.work.running == {"build:1", "build:2", "eval:1"}
+
+
+async def test_a_build_that_uploads_leaves_its_slot_to_the_next() -> None:
+    async def uploads(job: Job) -> None:
+        await job.enter(BuildStage.UPLOAD)
+        await trio.sleep_forever()
+
+    async with session_world() as world:
+        for number in (1, 2):
+            world.work.scripts[f"build:{number}"] = uploads
+            await world.link.send(build(number))
+            await world.take(wire.AssignJobResponse)
+            assert (await world.take(wire.Stage)).stage is BuildStage.UPLOAD
+            assert (await world.take(wire.RequestJob)).kind is JobKind.BUILD
+        await world.assign(build(3))
+        await world.assign(build(4))
+        await world.link.send(build(5))
+        assert (await world.take(wire.AssignJobResponse)).reason == "at capacity"
 
 
 async def test_a_job_sent_again_goes_on_under_the_new_assignment() -> None:

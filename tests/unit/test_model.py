@@ -51,3 +51,19 @@ def test_labels() -> None:
     assert model.BuildStatus.CREATED.label == model.BuildStatus.QUEUED.label == "Queued"
     assert model.BuildStatus.FAILED_PERMANENT.label == "FailedPermanent"
     assert model.EvaluationStatus.EVALUATING_DERIVATION.label == "EvaluatingDerivation"
+
+
+@pytest.mark.parametrize(
+    ("building", "uploading", "free"),
+    [
+        (0, 0, 2),
+        (2, 0, 0),
+        (0, 2, 2),  # an upload leaves its slot
+        (1, 2, 1),
+        (0, 3, 1),  # but uploads do not pile up
+        (0, 4, 0),
+        (2, 2, 0),
+    ],
+)
+def test_free_build_slots(building: int, uploading: int, free: int) -> None:
+    assert model.free_build_slots(2, building, uploading) == free

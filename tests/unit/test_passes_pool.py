@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gradient.graph.candidate_reads import BuildCandidate, EvaluationCandidate
 from gradient.model import (
     BuildKind,
+    BuildStage,
     CachedSource,
     FlakeStep,
     InputOverride,
@@ -121,6 +122,17 @@ def test_slots() -> None:
     busy.draining = True
     assert not busy.assignable(JobKind.BUILD)
     assert worker(info=None).free_slots(JobKind.BUILD) == 0
+
+
+def test_a_build_that_uploads_has_left_its_slot() -> None:
+    busy = worker()
+    for number in (1, 2):
+        job = ActiveJob(f"build:{number}", number, JobKind.BUILD, number, f"n{number}", NOW)
+        busy.jobs[job.job_id] = job
+    busy.entered(job, BuildStage.BUILD)
+    assert busy.free_slots(JobKind.BUILD) == 0
+    busy.entered(job, BuildStage.UPLOAD)
+    assert busy.free_slots(JobKind.BUILD) == 1
 
 
 def test_the_pool_holds_a_worker_once() -> None:
