@@ -23,12 +23,13 @@ from gradient.model import BUILDER_STATUSES, BuildStatus
 _THAWED: Final = any_of("b.status", {BuildStatus.SKIPPED, BuildStatus.ABORTED})
 
 
-def open_closure_cte_body(seeds: str, into: str = "") -> str:
+def open_closure_cte_body(seeds: str, into: str = "", within: str = "") -> str:
     """The one walk behind the needs-build mark and naming, as the body of a recursive CTE `reached`.
 
     `seeds` selects the derivations to start from. From each row reached the walk steps over runtime
     edges, and over build edges when the row is a builder; it reaches only open rows, so a passthrough
-    is reached and its build inputs are not. `into` narrows the rows reached (alias `b`).
+    is reached and its build inputs are not. `into` narrows the rows reached (alias `b`) as each is looked
+    at, `within` a whole level of them at a time (alias `below`).
     """
     return f"""
         {seeds}
@@ -39,7 +40,7 @@ def open_closure_cte_body(seeds: str, into: str = "") -> str:
             JOIN derivation_dependency e ON e.derivation = x.derivation AND {steps_over("e", "x", "xd")}
             JOIN derivation_build b ON b.derivation = e.dependency AND {open_predicate("b")} {into}
             WHERE x.derivation = reached.derivation OFFSET 0
-        ) below
+        ) below {within}
     """
 
 
@@ -48,41 +49,49 @@ _WANTED_FROM_ABOVE = f"""
             JOIN derivation_build x ON x.derivation = e.derivation
             JOIN derivation xd ON xd.id = x.derivation
             WHERE e.dependency = b.derivation AND x.wanted AND {open_predicate("x")}
-              AND {steps_over("e", "x", "xd")} {{outside}})
+              AND {steps_over("e", "x", "xd")})
 """
 # The region that may change below the roots, then what is wanted inside it: from entry points in it
-# and from wanted rows above it. Only open rows whose mark differs come back: on a row that is done the
+# and from wanted rows outside. Only open rows whose mark differs come back: on a row that is done the
 # mark means nothing, and whatever opens it again makes it a root.
+# Regions of 10,000 rows are real, and nobody can estimate them: NOT IN and IS TRUE keep the planner from
+# turning a look into a hash table into a join that reads the whole region for each row.
 READ_NEED: Final = Statement(
     "read_need",
     f"""
-    WITH RECURSIVE region (derivation) AS (
-        SELECT derivation FROM derivation_build WHERE derivation = ANY(%(roots)s)
+    WITH RECURSIVE region (derivation, is_root) AS (
+        SELECT derivation, true FROM derivation_build WHERE derivation = ANY(%(roots)s)
       UNION
-        SELECT below.derivation FROM region r, LATERAL (
+        SELECT below.derivation, false FROM region r, LATERAL (
             SELECT b.derivation FROM derivation_build x
             JOIN derivation xd ON xd.id = x.derivation
             JOIN derivation_dependency e ON e.derivation = x.derivation
             JOIN derivation_build b ON b.derivation = e.dependency AND {open_predicate("b")}
             WHERE x.derivation = r.derivation
-              AND (x.derivation = ANY(%(roots)s) OR ({open_predicate("x")} AND {steps_over("e", "x", "xd")}))
+              AND (r.is_root OR ({open_predicate("x")} AND {steps_over("e", "x", "xd")}))
             OFFSET 0
         ) below
+    ), area AS MATERIALIZED (
+        SELECT DISTINCT derivation FROM region
+    ), wanted_outside AS MATERIALIZED (
+        SELECT DISTINCT e.dependency AS derivation
+        FROM area JOIN derivation_dependency e ON e.dependency = area.derivation
+        JOIN derivation_build x ON x.derivation = e.derivation
+        JOIN derivation xd ON xd.id = x.derivation
+        WHERE x.wanted AND {open_predicate("x")} AND {steps_over("e", "x", "xd")}
+          AND x.derivation NOT IN (SELECT i.derivation FROM area i)
     ), reached (derivation) AS (
         {
         open_closure_cte_body(
-            f'''SELECT b.derivation FROM region JOIN derivation_build b USING (derivation)
-            WHERE {open_predicate("b")} AND ({wanting_entry_point("b.derivation")} OR {
-                _WANTED_FROM_ABOVE.format(
-                    outside="AND NOT EXISTS (SELECT FROM region i WHERE i.derivation = x.derivation)"
-                )
-            })''',
-            into="AND EXISTS (SELECT FROM region i WHERE i.derivation = b.derivation)",
+            f'''SELECT b.derivation FROM area JOIN derivation_build b USING (derivation)
+            WHERE {open_predicate("b")} AND (b.derivation IN (SELECT o.derivation FROM wanted_outside o)
+                  OR {wanting_entry_point("b.derivation")})''',
+            within="WHERE (below.derivation IN (SELECT i.derivation FROM area i)) IS TRUE",
         )
     }
     )
     SELECT b.derivation, w.derivation IS NOT NULL
-    FROM region JOIN derivation_build b USING (derivation) LEFT JOIN reached w USING (derivation)
+    FROM area JOIN derivation_build b USING (derivation) LEFT JOIN reached w USING (derivation)
     WHERE b.wanted <> (w.derivation IS NOT NULL) AND {open_predicate("b")}
     """,
 )
@@ -96,9 +105,7 @@ READ_GAINED_NEED: Final = Statement(
         open_closure_cte_body(
             f'''SELECT b.derivation FROM derivation_build b
             WHERE b.derivation = ANY(%(roots)s) AND {open_predicate("b")}
-              AND (b.wanted OR {wanting_entry_point("b.derivation")} OR {
-                _WANTED_FROM_ABOVE.format(outside="")
-            })''',
+              AND (b.wanted OR {wanting_entry_point("b.derivation")} OR {_WANTED_FROM_ABOVE})''',
             into="AND NOT b.wanted",
         )
     }
