@@ -113,7 +113,7 @@ def test_nothing_blocks_after_all() -> None:
     assert building_verdict(in_flight(S.BUILDING), [], EVERYTHING, NOW) == Finish()
 
 
-@pytest.mark.parametrize("found", [blocking(queued=1), blocking("riscv64-linux", retrying=1)])
+@pytest.mark.parametrize("found", [blocking(queued=1), blocking("riscv64-linux", going_on=1)])
 def test_what_can_be_handed_out_or_is_tried_again_keeps_it_building(found: BlockingKind) -> None:
     assert building_verdict(in_flight(S.BUILDING), [found], EVERYTHING, NOW) is None
     parked = in_flight(S.WAITING, {"kind": "graph_stuck", "pending_shared_builds": 1})
