@@ -91,6 +91,19 @@ SET_WAITING_REASON: Final = Statement(
     RETURNING id
     """,
 )
+IS_CLAIMED: Final = Statement(
+    "evaluation_is_claimed",
+    "SELECT EXISTS (SELECT FROM dispatched_job WHERE job_id = %(job)s AND finished_at IS NULL)",
+)
+# A named derivation whose subtree is not recorded to its leaves, though the walk has ended.
+WALK_GAP: Final = Statement(
+    "walk_gap",
+    """
+    SELECT d.name, d.walked FROM build_job j JOIN derivation d ON d.id = j.derivation
+    WHERE j.evaluation = %(evaluation)s AND (NOT d.walked OR d.unwalked_inputs > 0)
+    ORDER BY d.walked, d.id LIMIT 1
+    """,
+)
 SET_FLAKE_SOURCE: Final = Statement(
     "set_flake_source",
     "UPDATE evaluation SET flake_source = %(source)s::jsonb, commit = coalesce(%(rev)s, commit)"
@@ -313,7 +326,10 @@ class EvalStreamCompleted:
             return False
         if job.fetch_only:
             return True
-        if await set_status(tx, job.evaluation, EvaluationStatus.BUILDING, EVALUATION_EVALUATING):
+        gap = await tx.rows(WALK_GAP, evaluation=job.evaluation)
+        if gap:
+            await fail_evaluation(tx, job.evaluation, "evaluation", _gap_in_words(*gap[0]))
+        elif await set_status(tx, job.evaluation, EvaluationStatus.BUILDING, EVALUATION_EVALUATING):
             await repair_build_graph(tx, job.evaluation, RepairScope.EVAL)
             await check_evaluation_done(tx, job.evaluation)
         else:
@@ -321,6 +337,12 @@ class EvalStreamCompleted:
             why = "the worker ended its job without evaluating anything"
             await fail_evaluation(tx, job.evaluation, "evaluation", why, early)
         return False
+
+
+def _gap_in_words(name: str, walked: bool) -> str:
+    if walked:
+        return f"the derivations below {name} depend on each other in a circle"
+    return f"the worker ended its job without the record of {name}, which others need"
 
 
 @attrs.frozen
@@ -373,7 +395,8 @@ class ParkEvaluation:
     async def apply(self, tx: Transaction) -> None:
         """Turn it Waiting; written only when the reason's JSON changed."""
         if self.seen is not EvaluationStatus.WAITING:
-            await set_status(tx, self.evaluation, EvaluationStatus.WAITING, {self.seen}, self.reason)
+            if not await self._claimed(tx):
+                await set_status(tx, self.evaluation, EvaluationStatus.WAITING, {self.seen}, self.reason)
             return
         changed = await tx.ids(
             SET_WAITING_REASON,
@@ -383,6 +406,11 @@ class ParkEvaluation:
             now=tx.now,
         )
         tx.moves.progressed.update(changed)
+
+    async def _claimed(self, tx: Transaction) -> bool:
+        """A claim leaves its evaluation Queued until the worker reports: it waits for nobody."""
+        queued = self.seen is EvaluationStatus.QUEUED
+        return queued and bool(await tx.value(IS_CLAIMED, job=f"eval:{self.evaluation}"))
 
 
 @attrs.frozen

@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from gradient.graph.assignments import ClaimEvaluation
 from gradient.graph.builds import BuildFailed, BuildStarted, LoseAssignments, RetryTransient
-from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, EvaluationPhase, ParkEvaluation
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
-from gradient.model import BuildStatus, EvaluationStatus, FailureKind
-from tests.graph.world import LIMITS, World, derivation, drv, nar, out
+from gradient.model import BuildStatus, EvaluationStatus, FailureKind, Repository
+from tests.graph.world import LIMITS, WORKER, World, derivation, drv, nar, out
 
 DIAMOND = {"d": ["b", "c"], "b": ["a"], "c": ["a"], "a": []}
 
@@ -57,6 +58,41 @@ async def test_batches_parents_first_with_stubs_between(world: World) -> None:
     await world.check()
     assert await world.status("a") is BuildStatus.QUEUED
     assert await world.value("SELECT unwalked_inputs FROM derivation WHERE name = 'd'") == 0
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ([{"d": ["b"]}], "without the record of b,"),
+        ([{"d": ["b"], "b": ["d"]}], "depend on each other in a circle"),
+        ([{"d": ["b"]}, {"b": ["c"]}, {"c": ["d"], "x": []}], "depend on each other in a circle"),
+    ],
+)
+async def test_a_walk_that_never_ends_fails_its_evaluation_alone(
+    world: World, batches: list[dict[str, list[str]]], words: str
+) -> None:
+    """No Nix sends such a graph; whoever does must not leave an evaluation that waits for ever."""
+    evaluation, other = await world.evaluation(), await world.evaluation()
+    for batch in batches:
+        await world.record(evaluation, batch, entries=batch)
+    await world.end_stream(evaluation)
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED
+    message = await world.value("SELECT message FROM evaluation_message WHERE evaluation = %s", evaluation)
+    assert words in message
+    await world.record(other, {"z": []}, entries=["z"])
+    await world.end_stream(other)
+    await world.build("z")
+    assert await world.evaluation_status(other) is EvaluationStatus.COMPLETED
+
+
+async def test_an_evaluation_that_was_claimed_meanwhile_is_not_parked(world: World) -> None:
+    """The waiting pass saw it Queued and nobody there; then a worker came and took it."""
+    evaluation = await world.apply(CreateEvaluation("main", Repository("git+https://example.org/x")))
+    claim = await world.apply(ClaimEvaluation(evaluation, WORKER, "w"))
+    assert claim is not None
+    await world.apply(ParkEvaluation(evaluation, EvaluationStatus.QUEUED, {"kind": "eval_workers"}))
+    assert await world.apply(EvaluationPhase(claim, EvaluationStatus.EVALUATING_DERIVATION))
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.EVALUATING_DERIVATION
 
 
 async def test_replaying_a_batch_changes_nothing(world: World) -> None:
