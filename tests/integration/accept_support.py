@@ -274,6 +274,12 @@ class Home:
         (folder / "flake.nix").write_text(_FLAKE % (self.salt, self.folder, packages))
         return folder
 
+    def git(self, folder: str | Path, *arguments: str) -> str:
+        """Run git in a folder below this one."""
+        identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
+        command = ["git", "-C", str(self.folder / folder), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
     # --- what it does
 
     def processes(self) -> dict[int, str]:
