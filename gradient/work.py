@@ -25,7 +25,7 @@ import trio
 
 from gradient.http.client import HttpClient
 from gradient.nix.daemon.address import find_daemon
-from gradient.nix.daemon.errors import NixMissing
+from gradient.nix.daemon.errors import DaemonGone, NixMissing
 from gradient.nix.daemon.pool import DaemonPool
 from gradient.nix.evaluator.pool import EvaluatorPool
 from gradient.nix.evaluator.settings import EvaluatorSettings
@@ -49,6 +49,8 @@ log = structlog.get_logger(__name__)
 
 # Questions are answered in less than a millisecond; imports hold a connection for as long as they write.
 STORE_CONNECTIONS: Final = 8
+# A daemon answers in milliseconds; one that is busy starting up, or swapped out, in a few seconds.
+GREETING_LIMIT: Final = 20.0
 # Closing the link takes what is queued along; the transport gives itself two seconds.
 CLOSE_LIMIT: Final = 3.0  # seconds
 SWEEP_INTERVAL: Final = 60.0  # seconds
@@ -84,8 +86,7 @@ async def work(settings: Settings, stop: Stop, *, signals: bool = True) -> None:
             evaluators=evaluators,
             git=GitCache(data.git, Git.hardened(os.environ)),
         )
-        async with store.connection() as connection:
-            nix_version = connection.info.nix_version
+        nix_version = await _nix_version(store)
         identity = await trio.to_thread.run_sync(worker_id, data)
         uplink = Uplink(
             identity,
@@ -94,6 +95,14 @@ async def work(settings: Settings, stop: Stop, *, signals: bool = True) -> None:
             partial(_session, machine, worker_capabilities(machine.host, settings.worker, nix_version)),
         )
         await run_root(partial(_start, machine, uplink, stop if signals else None), stop)
+
+
+async def _nix_version(store: DaemonPool) -> str:
+    """The version of the daemon's Nix. Raises DaemonGone when it does not even say that."""
+    with trio.move_on_after(GREETING_LIMIT):
+        async with store.connection() as connection:
+            return connection.info.nix_version
+    raise DaemonGone(f"the Nix daemon did not answer within {GREETING_LIMIT:g} s")
 
 
 async def _start(

@@ -164,7 +164,7 @@ class Api:
 
     def _unreachable(self, error: Exception) -> Fault:
         if isinstance(error, BadUrl):
-            return BadUsage(f"the server's address: {error}")
+            return BadUsage(f"the server's address {self.connection.url}: {error}")
         if isinstance(error, trio.TooSlowError):
             return ServerUnreachable(f"the server did not answer within {ANSWER_LIMIT:g} s")
         return ServerUnreachable(f"the server at {self.connection.url} does not answer: {error}")

@@ -51,7 +51,7 @@ def log(
         connection = options.find_server(server, data_dir, token_file, config)
         async with HttpClient() as client:
             api = Api(client, connection)
-            kept = await _print(api, await _address(api, build, follow), out)
+            kept = await _print(api, build, await _address(api, build, follow), out)
         out.object({"build": build, "log": kept})
         return 0
 
@@ -98,14 +98,14 @@ def pick_build(evaluation: dict[str, Any], attribute: str) -> int:
     return int(build)
 
 
-async def _print(api: Api, address: str, out: Output) -> str:
+async def _print(api: Api, build: str, address: str, out: Output) -> str:
     """Print the log while it comes; with --json, nothing is printed and the text is returned."""
     kept: list[str] = []
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     terminal = sys.stdout.isatty()
     async with api.download(address) as log:
         if log.status == 404:
-            raise NotFound("there is no such build, or it has no log")
+            raise NotFound(f"there is no build {build}, or it has no log")
         if log.status != 200:
             raise ServerUnreachable(f"the server answered with HTTP status {log.status}")
         size = 0

@@ -168,4 +168,6 @@ def _worker_options(up: Up) -> Iterator[str]:
 
 
 def _relay(out: Output, line: str) -> None:
-    out.note(f"worker: {line}")
+    """What the worker says; not why it ends, which is then said as our own end."""
+    if not line.startswith("gradient work: "):
+        out.note(f"worker: {line}")

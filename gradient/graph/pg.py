@@ -18,6 +18,7 @@ themselves; its asyncio half is only the driver of those. So this file replaces 
 
 from __future__ import annotations
 
+import logging
 import math
 import select
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,9 @@ from gradient.nix.errors import NixError
 
 T = TypeVar("T")
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Any] | None
+
+# psycopg complains about connections that break while they are thrown away; whoever used them has heard.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 # Seconds that the end of a transaction, or the cancellation of a statement, may go on after the task
 # was cancelled. A COMMIT waits for one disk flush; a server that needs longer is as good as gone.
@@ -98,6 +102,10 @@ class DatabaseInUse(PostgresError):
 
 class GraphError(Exception):
     """The content of a message cannot be applied: it fails that message alone, in words for its sender."""
+
+
+class BadDatabaseUrl(PostgresError):
+    """The DSN is none; the message says where."""
 
 
 # What `supervise` restarts a task on: the server stopped, refused, or cut the connection. Wrong SQL,
@@ -242,9 +250,10 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         """Connect to the server that `conninfo` (a DSN or URL) names, trying each of its addresses.
 
         Raises `DatabaseDown`, in one line, when none answers within the DSN's `connect_timeout`
-        (`CONNECT_LIMIT` by default, each address). Cancellation leaves nothing behind.
+        (`CONNECT_LIMIT` by default, each address), and `BadDatabaseUrl`. Cancellation leaves nothing
+        behind.
         """
-        params = conninfo_to_dict(conninfo, **kwargs)
+        params = _parsed(conninfo, kwargs)
         options = f"{params.pop('options', None) or ''} {SESSION_OPTIONS}".strip()
         params = {**CONNECT_DEFAULTS, **params, "options": options}
         connection = await cls._first_answer(params)
@@ -457,6 +466,16 @@ class _Cursor(psycopg.AsyncCursor[Any]):
     def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
         """Refused: it would await the server in a `finally`, where a cancelled task must not."""
         raise psycopg.NotSupportedError("stream() does not survive cancellation; page with keys or use COPY")
+
+
+def _parsed(conninfo: str, more: ConnDict) -> ConnDict:
+    try:
+        return conninfo_to_dict(conninfo, **more)
+    except psycopg.ProgrammingError as error:
+        raise BadDatabaseUrl(
+            f"the database URL is not understood ({_one_line(error)}):"
+            " write postgresql://USER:PASSWORD@HOST/DATABASE"
+        ) from error
 
 
 def _down(params: ConnDict, failures: Sequence[str]) -> DatabaseDown:

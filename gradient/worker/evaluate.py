@@ -66,7 +66,7 @@ async def evaluate(
             async with to_walk:
                 await discover(machine.evaluators, request, to_walk.clone(), progress)
         beside.cancel_scope.cancel()
-    errors = _target_errors(spec, walk)
+    errors = _target_errors(spec, walk, progress)
     await job.send(EvalResult(*job.key, warnings=walk.warnings, errors=errors))
     await job.send(
         EvalStats(
@@ -92,11 +92,13 @@ async def _flake_address(source: CachedSource, inputs: Inputs, machine: Machine)
     return FlakeAddress(evaluation_url(CachedSource(path, nar_hash=nar_hash)), INPUT_NAME, urls)
 
 
-def _target_errors(spec: FlakeJob, walk: ClosureWalk) -> tuple[str, ...]:
-    """A target that was asked for and led to nothing is an error; a default one only if all did."""
+def _target_errors(spec: FlakeJob, walk: ClosureWalk, progress: Progress) -> tuple[str, ...]:
+    """A target that was asked for and led to nothing is an error; a default one only if all did.
+
+    An attribute that fails to evaluate is something."""
     if spec.wildcards:
         return tuple(target.message for target in walk.unmatched)
-    if walk.attributes == 0 and walk.unmatched:
+    if walk.attributes == progress.failed == 0 and walk.unmatched:
         return ("the flake has no packages and no checks for the systems of this worker",)
     return ()
 

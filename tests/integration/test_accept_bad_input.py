@@ -38,6 +38,11 @@ def check(ended: Ended, code: Exit, *words: str) -> None:
     assert found["seconds"] > 0
 
 
+def last_line(ended: Ended) -> Ended:
+    """What a check sees of a command that fails only after its server has begun to serve."""
+    return attrs.evolve(ended, stderr=ended.stderr.splitlines()[-1])
+
+
 def up(place: Home, *arguments: str) -> Ended:
     ended = place.run("up", "--once", "--json", *arguments)
     assert place.processes() == {}
@@ -111,14 +116,17 @@ def test_no_nix_at_all(place: Home) -> None:
     ("script", "words"),
     [
         ("echo no idea what to do >&2; exit 1", ("no idea what to do",)),
-        ("echo hello, I am no daemon; cat > /dev/null", ("daemon",)),
+        ("echo hello, I am no daemon; cat > /dev/null", ("not a Nix daemon",)),
+        pytest.param("cat > /dev/null", ("did not answer",), marks=pytest.mark.full),
     ],
-    ids=["ends", "babbles"],
+    ids=["ends", "babbles", "listens"],
 )
 def test_a_daemon_that_is_none(place: Home, script: str, words: tuple[str, ...]) -> None:
     flake = str(place.example("hello"))
     place.nix_option = ("--nix", str(fake_daemon(place, script)))
-    check(up(place, flake), Exit.ENVIRONMENT, *words)
+    ended = up(place, flake)
+    check(last_line(ended), Exit.ENVIRONMENT, *words)
+    assert ended.stderr.count(words[0]) == 1, ended.stderr
 
 
 def fake_daemon(place: Home, script: str) -> Path:
@@ -141,7 +149,9 @@ def test_a_port_in_use(place: Home, option: str) -> None:
 
 
 def test_an_address_of_another_machine(place: Home) -> None:
-    check(up(place, "--http", "192.0.2.1:3000", "."), Exit.ENVIRONMENT, "192.0.2.1:3000")
+    check(
+        up(place, "--http", "192.0.2.1:3000", str(place.example("hello"))), Exit.ENVIRONMENT, "192.0.2.1:3000"
+    )
 
 
 def test_a_data_directory_of_a_newer_version(place: Home) -> None:

@@ -373,7 +373,7 @@ def test_log_follows_when_asked() -> None:
 @pytest.mark.parametrize(
     ("name", "code", "part"),
     [
-        ("99", 1, "no such build"),
+        ("99", 1, "no build 99"),
         ("nothing", 1, "has no attribute nothing"),
         ("typo", 1, "did not evaluate"),
         ("/nix/store/short", 2, "no store path"),
