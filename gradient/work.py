@@ -25,7 +25,9 @@ import trio
 
 from gradient.http.client import HttpClient
 from gradient.nix.daemon.address import find_daemon
+from gradient.nix.daemon.build_hook import declining_hook
 from gradient.nix.daemon.errors import DaemonGone, NixMissing
+from gradient.nix.daemon.options import DaemonOptions
 from gradient.nix.daemon.pool import DaemonPool
 from gradient.nix.evaluator.pool import EvaluatorPool
 from gradient.nix.evaluator.settings import EvaluatorSettings
@@ -67,10 +69,12 @@ async def work(settings: Settings, stop: Stop, *, signals: bool = True) -> None:
     data = DataDir(settings.server.data_dir)
     nix = find_nix(settings.worker.nix)
     daemon = await find_daemon(None if settings.worker.nix is None else str(nix))
+    identity = await trio.to_thread.run_sync(worker_id, data)
+    local = DaemonOptions(extra=await trio.to_thread.run_sync(declining_hook, data.build_hook.absolute()))
     async with (
         HttpClient() as http,
         DaemonPool(daemon, STORE_CONNECTIONS) as store,
-        DaemonPool(daemon, max(1, settings.worker.build.max_concurrent)) as builders,
+        DaemonPool(daemon, max(1, settings.worker.build.max_concurrent), local) as builders,
     ):
         evaluators = EvaluatorPool(
             EvaluatorSettings(nix, data.root / EVALUATOR_HOME),
@@ -87,7 +91,6 @@ async def work(settings: Settings, stop: Stop, *, signals: bool = True) -> None:
             git=GitCache(data.git, Git.hardened(os.environ)),
         )
         nix_version = await _nix_version(store)
-        identity = await trio.to_thread.run_sync(worker_id, data)
         uplink = Uplink(
             identity,
             partial(trio.to_thread.run_sync, _credentials, settings),

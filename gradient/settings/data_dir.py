@@ -12,6 +12,7 @@
 | `postgres/`    | 0700 | the embedded database                                                       |
 | `store/`       | 0755 | the cache's objects, when they are local files                              |
 | `git/`         | 0700 | bare clones of the sources that a worker fetched                            |
+| `build-hook`   | 0755 | what a worker has its Nix daemon ask instead of other machines              |
 
 The directory itself may be 0755: an embedded database that starts as root opens its parents. So
 secrets rely on the modes of their own files.
@@ -88,3 +89,8 @@ class DataDir:
     def git(self) -> Path:
         """The folder of the bare clones."""
         return self.root / "git"
+
+    @property
+    def build_hook(self) -> Path:
+        """A program that the Nix daemon runs."""
+        return self.root / "build-hook"

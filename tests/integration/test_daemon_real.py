@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from gradient.nix.daemon.address import DaemonAddress, SocketAddress, StdioAddress, find_daemon
+from gradient.nix.daemon.build_hook import declining_hook
 from gradient.nix.daemon.build_result import ResultStatus
 from gradient.nix.daemon.connection import DaemonConnection, connect
 from gradient.nix.daemon.errors import DaemonError, DaemonGone
@@ -263,6 +264,22 @@ async def test_a_daemon_that_is_killed_is_gone(stdio: StdioAddress, folder: Path
             await connection.build_paths_with_results([f"{drv}!*"], on_message=listen)
     assert child._process.returncode == -9
     os.kill(int((folder / "pid").read_text()), 9)  # nobody else ends a builder whose daemon was killed
+
+
+async def test_a_declining_hook_takes_the_place_of_the_configured_one(
+    stdio: StdioAddress, folder: Path
+) -> None:
+    asked, hook = folder / "asked", folder / "hook"
+    hook.write_text(f"#!/bin/sh\necho x >> {asked}\necho '# decline-permanently' >&2\n")
+    hook.chmod(0o755)
+    daemon = StdioAddress((*stdio.argv, "--option", "build-hook", str(hook)))
+    ours = DaemonOptions(extra=declining_hook(folder / "declining"))
+    for options, expected in ((DaemonOptions(), 1), (ours, 1)):
+        async with await connect(daemon, options) as connection:
+            drv = derivation("hooked", "echo built > $out")
+            (result,) = await connection.build_paths_with_results([f"{drv}!*"])
+            assert result.success
+        assert len(asked.read_text().split()) == expected
 
 
 async def test_a_closed_child_is_reaped_and_a_pool_replaces_a_dead_one(stdio: StdioAddress) -> None:

@@ -122,5 +122,5 @@ def test_the_data_directory() -> None:
     assert default_data_dir({"XDG_STATE_HOME": "state", "HOME": "/h"}) == Path("/h/.local/state/gradient")
     layout = DataDir(Path("/d"))
     paths = [getattr(layout, name) for name in dir(DataDir) if isinstance(getattr(DataDir, name), property)]
-    assert len(set(paths)) == len(paths) == 10
+    assert len(set(paths)) == len(paths) == 11
     assert all(path.parent == Path("/d") for path in paths)

@@ -1,0 +1,25 @@
+"""The declining build hook as a program; that Nix takes it is tested with real daemons."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gradient.nix.daemon.build_hook import declining_hook
+
+
+def test_it_declines_for_good(tmp_path: Path) -> None:
+    file = tmp_path / "hook"
+    for _ in range(2):  # a restart writes it again
+        assert declining_hook(file) == (("build-hook", str(file)),)
+    said = subprocess.run([file, "3"], capture_output=True, timeout=10, check=True)
+    assert (said.stdout, said.stderr) == (b"", b"# decline-permanently\n")
+
+
+def test_no_setting_for_a_hook_that_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert declining_hook(tmp_path / "a hook") == ()
+    monkeypatch.setattr(os, "access", lambda file, mode: False)  # as on a file system without programs
+    assert declining_hook(tmp_path / "hook") == ()
