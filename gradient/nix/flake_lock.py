@@ -71,6 +71,13 @@ class LockedInput:
         return None if self.reference is None else render_flake_ref(self.reference)
 
     @property
+    def asked_urls(self) -> tuple[str, ...]:
+        """What a restricted Nix looks for in its `allowed-uris`: the `url` attribute as it stands in the lock
+        file, newer ones the whole locked URL."""
+        plain = self.attributes.get("url")
+        return tuple(url for url in (plain, self.url) if isinstance(url, str))
+
+    @property
     def is_relative(self) -> bool:
         """Whether it is a folder of the flake that names it: part of that source, never fetched."""
         reference = self.reference

@@ -82,7 +82,7 @@ async def evaluate(
 
 async def _flake_address(source: CachedSource, inputs: Inputs, machine: Machine) -> FlakeAddress:
     """Where evaluation finds the flake: a flake below the top of its source goes through a wrapper."""
-    urls = tuple(locked.url for locked in inputs.locked.values() if locked.url is not None)
+    urls = tuple(url for locked in inputs.locked.values() for url in locked.asked_urls)
     if not source.dir:
         return FlakeAddress(evaluation_url(source), input_urls=urls)
     wrapper = wrap_flake(source, inputs.lock)

@@ -64,7 +64,7 @@ def free_port() -> int:
 # --- processes ------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Ended:
     """A command that has ended."""
 
@@ -79,7 +79,7 @@ class Ended:
         found: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
         return found
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"exit code {self.code}\n--- stdout\n{self.stdout}--- stderr\n{self.stderr}"
 
 

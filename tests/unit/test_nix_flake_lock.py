@@ -86,6 +86,8 @@ def test_where_inputs_come_from() -> None:
         "data": "h",
     }
     assert inputs["lib"].attributes == GITHUB
+    asked = {key: found.asked_urls[0] for key, found in inputs.items()}
+    assert (asked["app"], asked["data"]) == ("https://git.example.org/app?key=v", "https://h/x.tar.gz")
 
 
 def test_the_predicted_store_path() -> None:

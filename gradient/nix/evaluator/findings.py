@@ -15,7 +15,7 @@ class FlakeAddress:
     """Where a flake is: a locked flake URL, or an input of the flake at that URL, as
     `gradient.nix.flake_wrapper` makes them for a flake in a folder of its source.
 
-    `input_urls` are the URLs that its lock file gives for its inputs: a Nix that cannot evaluate purely
+    `input_urls` are the URLs of its locked inputs, as Nix asks for them: a Nix that cannot evaluate purely
     lets the flake fetch these and no others.
     """
 
