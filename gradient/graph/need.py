@@ -158,6 +158,19 @@ SKIP_UNWANTED: Final = Statement(
 )
 
 
+# What an earlier evaluation aborted and this one has no need for is no failure of this one: settled as what
+# nobody needs. An abort of the build itself stays.
+SKIP_ABORTED: Final = Statement(
+    "skip_aborted",
+    f"""
+    UPDATE derivation_build b SET status = {int(BuildStatus.SKIPPED)}, updated_at = %(now)s
+    WHERE b.derivation = ANY(%(ids)s) AND b.status = {int(BuildStatus.ABORTED)} AND NOT b.wanted
+      AND NOT EXISTS (SELECT FROM build_job j WHERE j.derivation = b.derivation AND j.aborted)
+    RETURNING b.derivation
+    """,
+)
+
+
 @attrs.frozen
 class NeedChange:
     """Shared builds that gained or lost the needs-build mark."""
@@ -219,6 +232,13 @@ async def skip_unwanted(tx: Transaction, ids: Collection[int]) -> None:
     if ids:
         skipped = await tx.ids(SKIP_UNWANTED, ids=ordered(ids), now=tx.now)
         tx.moves.change(BuildChange(i, BuildStatus.CREATED, BuildStatus.SKIPPED) for i in skipped)
+
+
+async def skip_aborted(tx: Transaction, ids: Collection[int]) -> None:
+    """Newly named rows that were aborted before and that nobody needs become Skipped."""
+    if ids:
+        skipped = await tx.ids(SKIP_ABORTED, ids=ordered(ids), now=tx.now)
+        tx.moves.change(BuildChange(i, BuildStatus.ABORTED, BuildStatus.SKIPPED) for i in skipped)
 
 
 async def update_and_settle_need(
