@@ -433,14 +433,22 @@ async def requeue_evaluation(tx: Transaction, evaluation: int) -> None:
 
 
 async def lose_evaluations(tx: Transaction, evaluations: Collection[int]) -> None:
-    """Their worker is gone: they wait for one, or fail when that happened too often."""
+    """Their worker is gone: they wait for one, or fail when that happened too often. The waiting pass puts
+    them back into the queue as soon as a worker can take them, and renews the reason until then."""
     for evaluation in ordered(evaluations):
         dispatches, _ = (await tx.rows(COUNT_DISPATCHES, evaluation=evaluation))[0]
         if dispatches >= MAX_EVAL_DISPATCHES:
             why = f"given up after {dispatches} workers were lost in the middle of it"
             await fail_evaluation(tx, evaluation, "evaluation", why)
-        else:
-            await requeue_evaluation(tx, evaluation)
+            continue
+        for capability, running in (
+            ("fetch", {EvaluationStatus.FETCHING}),
+            ("eval", EVALUATION_EVALUATING),
+        ):
+            reason = {"kind": "eval_workers", "capability": capability, "connected_workers": 0}
+            await set_status(tx, evaluation, EvaluationStatus.WAITING, running, reason)
+        # One that had not begun is Queued still.
+        tx.moves.returned.add(f"eval:{evaluation}")
 
 
 # --- the end --------------------------------------------------------------------------------------

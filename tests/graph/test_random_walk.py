@@ -21,7 +21,13 @@ from gradient.graph.builds import (
     StoreBuildOutput,
 )
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
-from gradient.graph.evaluations import AbortEvaluation, EvalFailed, EvalStreamCompleted, FinishEvaluation
+from gradient.graph.evaluations import (
+    AbortEvaluation,
+    EvalFailed,
+    EvalStreamCompleted,
+    FinishEvaluation,
+    UnparkEvaluation,
+)
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
 from gradient.graph.recovery import recover_interrupted_work
@@ -141,6 +147,7 @@ class Walk:
 
     async def begin_again(self, evaluation: int) -> None:
         del self.running[evaluation]
+        await self.world.apply(UnparkEvaluation(evaluation, EvaluationStatus.QUEUED))
         if await self.world.evaluation_status(evaluation) is EvaluationStatus.QUEUED:
             await self.world.start_evaluation(evaluation)
             await self.begin(evaluation)

@@ -457,8 +457,15 @@ async def test_canceled_jobs_and_lost_workers_are_no_attempts_but_count_as_dispa
         await world.apply(EvalFailed(assignment, K.CANCELED, "the worker stops", 3))
         assert await world.evaluation_status(evaluation) is E.QUEUED
         assignment = await world.apply(ClaimEvaluation(evaluation, WORKER, "w")) or 0
-    for _ in range(4):
+    for phase in (None, E.FETCHING, E.EVALUATING_FLAKE, None):
+        if phase is not None:
+            await world.apply(EvaluationPhase(assignment, phase))
         await world.apply(LoseWorker(WORKER))
+        if phase is not None:
+            capability = "fetch" if phase is E.FETCHING else "eval"
+            reason = {"kind": "eval_workers", "capability": capability, "connected_workers": 0}
+            assert await world.value("SELECT waiting_reason FROM evaluation") == reason
+            await world.apply(UnparkEvaluation(evaluation, E.QUEUED))
         assert await world.evaluation_status(evaluation) is E.QUEUED
         assignment = await world.apply(ClaimEvaluation(evaluation, WORKER, "w")) or 0
     await world.apply(LoseWorker(WORKER))  # the tenth dispatch

@@ -341,10 +341,27 @@ async def test_a_worker_lost_in_the_middle_of_a_claim_strands_nothing(
             await until(lambda: server.value(waiting))
             await worker.link.close()
             await nobody_connected(server)
+    # The claim was committed after all.
+    await until(lambda: server.value("SELECT count(*) = 1 FROM dispatched_job WHERE kind = 1"))
     await nothing_open(server)
-    assert await server.value("SELECT count(*) FROM dispatched_job WHERE kind = 1") == 1
     async with server.worker(number=2) as worker:
         assert await worker.build() == "a"
+
+
+async def test_an_evaluation_whose_worker_is_lost_waits_and_goes_to_the_next(server: ServerWorld) -> None:
+    evaluation = await server.evaluation()
+    async with server.worker() as worker:
+        await worker.evaluate({"a": []}, ["a"])
+        await reached(server, evaluation, EvaluationStatus.EVALUATING_DERIVATION)
+    await reached(server, evaluation, EvaluationStatus.WAITING)
+    await nobody_connected(server)
+    reason = '{"kind": "eval_workers", "capability": "fetch", "connected_workers": 0}'
+    await until(lambda: server.value("SELECT waiting_reason = %s::jsonb FROM evaluation", reason))
+    async with server.worker(number=2) as worker:
+        job = await worker.evaluate({"a": []}, ["a"])
+        await worker.report(job, wire.JobCompleted)
+        await worker.build()
+        await reached(server, evaluation, EvaluationStatus.COMPLETED)
 
 
 async def test_a_job_whose_evaluation_ended_is_stopped(server: ServerWorld) -> None:
