@@ -13,7 +13,7 @@ from gradient.cli.output import Output
 from gradient.cli.run import interruptible, log_to_stderr, run
 
 
-@click.command()
+@click.command(short_help="Evaluate and build FLAKE on a server that runs already.")
 @options.with_flake
 @options.with_json
 @options.with_server

@@ -11,7 +11,7 @@ import attrs
 from rich.console import Console
 from rich.live import Live
 
-from gradient.cli.plain import PlainLines, said
+from gradient.cli.plain import PlainLines, said_now
 from gradient.cli.progress import Happening, Progress, Said
 from gradient.cli.tree import draw, sums
 
@@ -81,7 +81,7 @@ class TreeDisplay:
         """Print messages; everything else is in the picture."""
         for happening in happenings:
             if isinstance(happening, Said):
-                for line in said(happening):
+                for line in said_now(happening):
                     self._console.print(line, markup=False)
 
     def tick(self) -> None:

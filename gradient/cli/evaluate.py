@@ -33,6 +33,12 @@ class Order:
         """What the server is to evaluate."""
         return self.what.source if isinstance(self.what, PackedSource) else self.what
 
+    @property
+    def title(self) -> str:
+        """For people: `my-flake#hello`, or the URL with what is to be built of it."""
+        name = self.what.name if isinstance(self.what, PackedSource) else self.what
+        return f"{name}#{','.join(self.wildcards)}" if self.wildcards else name
+
 
 async def prepare(flake: FlakeArg) -> Order:
     """What can be done without a server. Raises BadFlake, BadEnvironment."""
@@ -48,10 +54,12 @@ async def evaluate(api: Api, order: Order, out: Output, give_up_after: float = m
     Raises what Api, upload_source and Follower raise. Cancelled, the evaluation goes on without us."""
     if isinstance(order.what, PackedSource):
         await upload_source(api, order.what)
-    created = await api.create_evaluation(order.flake, order.wildcards)
+    # Of a source that we upload, the server knows nothing but what it contains.
+    comment = order.what.name if isinstance(order.what, PackedSource) else None
+    created = await api.create_evaluation(order.flake, order.wildcards, comment)
     out.evaluation = created.evaluation
     out.note(f"evaluation {created.evaluation}: {created.page}")
-    progress = Progress(started=time.time() - seconds_since_start(), page=created.page)
+    progress = Progress(started=time.time() - seconds_since_start(), title=order.title)
     follower = Follower(api, created.evaluation, progress, display_of(progress), give_up_after)
     await follower.run()
     tails = {build.id: build.tail.lines for build in progress.having(*FAILED)}

@@ -13,11 +13,15 @@ from gradient.cli.progress import Said
 from gradient.cli.text import clean, count, why_failed
 from gradient.model import BuildStatus
 
-# Entry points that were built and are listed with their outputs; scripts use --json.
+# Entry points that are listed, of those that were built and of the others; scripts use --json.
 MAX_LISTED: Final = 30
+# Dependents of one failed derivation that are listed.
+MAX_DEPENDENTS: Final = 10
 
 _BUILT: Final = frozenset({BuildStatus.COMPLETED.label, BuildStatus.SUBSTITUTED.label})
 _FAILED: Final = frozenset({BuildStatus.FAILED_PERMANENT.label, BuildStatus.FAILED_TIMEOUT.label})
+
+_EVAL_FAILED: Final = "EvalFailed"  # of the API: an entry point without a build
 
 
 @attrs.frozen
@@ -60,11 +64,18 @@ class Outcome:
         if self.gave_up:
             yield {"source": "waiting", "message": self.gave_up}
 
+    @property
+    def first_failed(self) -> str | None:
+        """The name of the first derivation that failed: what `gradient log` takes."""
+        failed = (build["name"] for build in self.snapshot["builds"] if build["status"] in _FAILED)
+        return next(map(clean, failed), None)
+
     def lines(self) -> Iterator[str]:
-        """For people: what failed and what depends on it, what was built and where, and a sum."""
+        """For people: what was built and where, what failed, what is missing because of it, and a sum."""
         yield from self._built_lines()
         yield from self._failed_lines()
         yield from self._other_lines()
+        yield from self._missing_lines()
         yield self._sum()
 
     def _built_lines(self) -> Iterator[str]:
@@ -78,15 +89,20 @@ class Outcome:
 
     def _failed_lines(self) -> Iterator[str]:
         """Each failed derivation, the end of its log, and the builds that were not tried because of it."""
-        builds = self.snapshot["builds"]
-        for build in builds:
+        for build in self.snapshot["builds"]:
             if build["status"] in _FAILED:
                 yield f"failed {build['drv_path']}"
                 yield f"  {why_failed(build['error']) or 'the build failed'}"
                 yield from (f"  > {line}" for line in self.tails.get(build["build"], ()))
-                for other in builds:
-                    if any(cause["build"] == build["build"] for cause in other.get("causes", ())):
-                        yield f"  needed by {other['drv_path']}"
+                yield from _needed_by(self._dependents(build["build"]))
+
+    def _dependents(self, failed: int) -> list[str]:
+        """The derivations that were not tried because this build failed."""
+        return [
+            str(other["drv_path"])
+            for other in self.snapshot["builds"]
+            if any(cause["build"] == failed for cause in other.get("causes", ()))
+        ]
 
     def _other_lines(self) -> Iterator[str]:
         for message in self.snapshot["messages"]:
@@ -96,7 +112,33 @@ class Outcome:
         if self.gave_up:
             yield f"given up: {self.gave_up}"
 
+    def _missing_lines(self) -> Iterator[str]:
+        """The entry points that were not built, and why: last, where they are seen."""
+        builds = {build["build"]: build for build in self.snapshot["builds"]}
+        missing = [point for point in self.snapshot["entry_points"] if point["status"] not in _BUILT]
+        for point in missing[:MAX_LISTED]:
+            yield f"not built {clean(point['attr'])}: {_why_missing(point, builds.get(point['build'], {}))}"
+        if len(missing) > MAX_LISTED:
+            yield f"not built: {len(missing) - MAX_LISTED} more"
+
     def _sum(self) -> str:
         points = self.snapshot["entry_points"]
+        if not points:
+            return f"{self.status}: nothing to build"
         built = sum(point["status"] in _BUILT for point in points)
         return f"{self.status}: {built} of {count(len(points), 'entry point')} built"
+
+
+def _needed_by(dependents: Sequence[str]) -> Iterator[str]:
+    yield from (f"  needed by {path}" for path in dependents[:MAX_DEPENDENTS])
+    if len(dependents) > MAX_DEPENDENTS:
+        yield f"  needed by {len(dependents) - MAX_DEPENDENTS} more"
+
+
+def _why_missing(point: Mapping[str, Any], build: Mapping[str, Any]) -> str:
+    """Why an entry point was not built, given its build ({} when there is none, or none is shown)."""
+    if point["status"] == _EVAL_FAILED:
+        return "it does not evaluate"
+    if point["status"] in _FAILED:
+        return why_failed(build.get("error")) or "it failed"
+    return clean(build.get("reason") or "") or str(point["status"]).lower()

@@ -43,6 +43,11 @@ class PackedSource:
         """The store path that Nix, too, gives it."""
         return make_source_path(self.nar.hash)
 
+    @property
+    def name(self) -> str:
+        """What people call it: the name of its folder."""
+        return os.path.basename(os.path.abspath(self.local.path / self.local.dir)) or "flake"
+
 
 async def hash_source(local: Local) -> PackedSource:
     """Read a local flake and compute its store path. Raises BadFlake, BadEnvironment."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 import attrs
 
-from gradient.cli.progress import FAILED, Build, Happening, Moved, Progress, Said, Turned, Waits
+from gradient.cli.progress import FAILED, Build, Counters, Happening, Moved, Progress, Said, Turned, Waits
 from gradient.cli.text import count, seconds, why_failed
 from gradient.model import BuildStatus
 
@@ -47,7 +48,7 @@ class PlainLines:
             case Waits(words):
                 self._waits = words, now
             case Said():
-                yield from said(happening)
+                yield from said_now(happening)
             case Moved(build, before):
                 yield from _moved(build, before)
 
@@ -55,7 +56,7 @@ class PlainLines:
         if status in _PHASES:
             yield _PHASES[status]
         elif status == "Building":
-            yield f"building {count(self._progress.counters.named, 'derivation')}"
+            yield to_build(self._progress.counters)
 
     def _how_far(self, now: float) -> Iterator[str]:
         words = how_far(self._progress)
@@ -74,6 +75,12 @@ class PlainLines:
             yield words
 
 
+def to_build(counters: Counters) -> str:
+    """How much there is to do: `building 3 of 12 derivations`."""
+    all = count(counters.named, "derivation")
+    return f"building {all if counters.active >= counters.named else f'{counters.active} of {all}'}"
+
+
 def how_far(progress: Progress) -> str:
     """How far the evaluation of attributes is, "" before its first one and afterwards."""
     if progress.status not in EVALUATING or not progress.attributes_done:
@@ -88,6 +95,12 @@ def said(message: Said) -> Iterator[str]:
     first, *rest = message.message.strip().removeprefix("error: ").splitlines() or [""]
     yield f"{message.level.lower()}: {about(message.source)}{first}"
     yield from (f"    {line}".rstrip() for line in rest)
+
+
+def said_now(message: Said) -> Iterator[str]:
+    """A message as it comes: of an error one line, because the report at the end has all of it."""
+    lines = said(message)
+    yield from islice(lines, 1) if message.level == "Error" else lines
 
 
 def about(source: str) -> str:

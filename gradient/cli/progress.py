@@ -106,7 +106,8 @@ class Progress:
     """The state of one evaluation. `started` is when the user began to wait for it."""
 
     started: float
-    page: str = ""
+    # What is evaluated, in the shortest words that tell.
+    title: str = "evaluation"
     status: str = "Queued"
     # When the server made it, by the server's clock.
     created: float | None = None

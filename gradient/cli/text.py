@@ -8,6 +8,8 @@ from typing import Final
 
 import attrs
 
+from gradient.nix.build_failure import failure_reason
+
 # Lines of a failing log that are shown; `gradient log` has the rest.
 TAIL_LINES: Final = 10
 # A longer line is cut: a minified file in a log must not fill the screen.
@@ -54,20 +56,9 @@ class Tail:
         return tuple(lines[-TAIL_LINES:])
 
 
-# Where Nix's message about a failed build turns to what is shown elsewhere: its log, its output paths.
-_ASIDE: Final = re.compile(r";?\s*(?:last \d+ log lines?:|output paths?:|for full logs).*", re.I | re.S)
-_PREFIX: Final = re.compile(
-    r"(?:error: )?(?:builder for '[^']*'|cannot build '[^']*'\.\s*reason: builder) failed with ", re.I
-)
-
-
 def why_failed(error: str | None) -> str:
-    """The reason out of a failed build's message, on one line; "" without one.
-
-    Nix 2.8 says `builder for '...' failed with exit code 1; last 10 log lines: ...`, a newer one `Cannot
-    build '...'. Reason: builder failed with exit code 1. Output paths: ...`.
-    """
-    return " ".join(clean(_PREFIX.sub("", _ASIDE.sub("", error or ""))).split()).removesuffix(".")
+    """The reason out of a failed build's message, on one line; "" without one."""
+    return failure_reason(clean(error or ""))
 
 
 def seconds(span: float) -> str:

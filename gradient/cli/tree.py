@@ -30,7 +30,7 @@ _LOG_STYLE: Final = "dim"
 
 def draw(progress: Progress, now: float, height: int = 0) -> RenderableType:
     """The whole picture at `now` (seconds since the epoch), for a terminal of `height` rows."""
-    tree = Tree(Text(progress.page or "evaluation", style="bold"), guide_style="dim")
+    tree = Tree(Text(progress.title, style="bold"), guide_style="dim")
     if words := how_far(progress) or _phase(progress):
         tree.add(Text(words, style="cyan"))
     rows = max(4, (height or _SMALL_SCREEN) - _FRAME_ROWS)
@@ -58,7 +58,7 @@ def _branches(progress: Progress, now: float) -> Iterator[Tree]:
     for build in progress.having(*FAILED):
         yield _failed(build)
     for build in progress.having(RUNNING):
-        yield Tree(_row(_RUNNING, "yellow", build, now, _where(build)))
+        yield Tree(_row(_RUNNING, "yellow", build, now, _where(build), " "))
     for build in progress.having(BuildStatus.FAILED_TRANSIENT):
         yield Tree(_row(_WAITING, "yellow", build, now, build.reason or build.error or ""))
     for build in progress.having(*NOT_TRIED):
@@ -76,18 +76,19 @@ def _failed(build: Build) -> Tree:
     return branch
 
 
-def _row(mark: str, style: str, build: Build, now: float, remark: str) -> Text:
+def _row(mark: str, style: str, build: Build, now: float, remark: str, separator: str = ": ") -> Text:
     row = Text.assemble((f"{mark} ", style), (build.name, f"bold {style}"), no_wrap=True, overflow="ellipsis")
     took = build.took(now)
     if took is not None:
         row.append(f" {seconds(took)}", style="dim")
     if remark:
-        row.append(f" {remark}", style="default")
+        row.append(f"{separator}{remark}", style="default")
     return row
 
 
 def _where(build: Build) -> str:
-    return f"on {build.worker}" if build.worker else ""
+    # Without the address behind its name, which is the same in every row.
+    return f"on {build.worker.partition(' (')[0]}" if build.worker else ""
 
 
 def _phase(progress: Progress) -> str:
@@ -97,9 +98,9 @@ def _phase(progress: Progress) -> str:
 
 
 def sums(progress: Progress, now: float) -> Text:
-    """One line of totals: `∑ ⏵ 1 │ ✔ 12 │ ⏸ 30 │ ⚠ 1 │ 12s`."""
+    """One line of totals: `∑ ⏵ 1 │ ✔ 12 │ ⏸ 30 │ ⚠ 1 │ ⊘ 4 │ 12s`; ⊘, not tried, only if there is any."""
     counters = progress.counters
-    failed = len(progress.having(*FAILED, *NOT_TRIED))
+    failed, not_tried = len(progress.having(*FAILED)), len(progress.having(*NOT_TRIED))
     # The server names at most a thousand builds at once; its counters know all of them.
     done = max(len(progress.having(*DONE)), counters.named - counters.active - counters.failed)
     running = len(progress.having(RUNNING))
@@ -108,6 +109,7 @@ def sums(progress: Progress, now: float) -> Text:
         (f"{_BUILT} {done}", "green" if done else "dim"),
         (f"{_WAITING} {max(0, counters.active - running)}", "dim"),
         (f"{_FAILED} {failed}", "red" if failed else "dim"),
+        *([(f"{_SKIPPED} {not_tried}", "red")] if not_tried else []),
         (seconds(now - progress.started), "default"),
     ]
     line = Text.assemble(("∑ ", "bold"), no_wrap=True)

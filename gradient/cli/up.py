@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from signal import Signals
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import attrs
 import click
@@ -24,6 +24,10 @@ from gradient.cli.up_processes import Server, real_server, run_processes
 from gradient.cli.worker_child import WorkerChild, worker_command
 from gradient.nursery.signals import Stop
 from gradient.settings import Address, DataDir, Settings, read_secret
+
+if TYPE_CHECKING:
+    from gradient.cli.api import ServerFacts
+    from gradient.cli.outcome import Outcome
 
 # With --once nobody is there who could connect another worker.
 GIVE_UP_AFTER: Final = 60.0  # seconds
@@ -42,7 +46,7 @@ class Up:
     keep_serving: bool
 
 
-@click.command()
+@click.command(short_help="Start server and worker, evaluate and build FLAKE, serve it.")
 @options.with_flake
 @click.option("--once", is_flag=True, help="Exit when the evaluation ends; any free ports are good.")
 @click.option("--keep-serving", is_flag=True, help="With --once: go on serving until a signal, then exit.")
@@ -130,7 +134,7 @@ class _Work:
             outcome = await evaluate(api, order, self.out, patience)
         self.code = outcome.exit
         serves_on = self.up.keep_serving or not self.up.once
-        report(outcome, self.out, what_next(facts.cache_url, facts.public_key, serves_on=serves_on))
+        report(outcome, self.out, self._what_next(outcome, facts, serves_on=serves_on))
         if serves_on:
             await self.stop.gently.wait()
 
@@ -142,21 +146,27 @@ class _Work:
             return Exit.INTERRUPTED
         return self.code
 
+    def _what_next(self, outcome: Outcome, facts: ServerFacts, *, serves_on: bool) -> Iterator[str]:
+        """How to use the cache, and what can be done now."""
+        yield from cache_lines(facts.cache_url, facts.public_key, serves_on=serves_on)
+        program = os.environ.get(PROGRAM_VARIABLE, "gradient")
+        if not serves_on:
+            yield f"Next: {program} up FLAKE    (the same, and serves on at a fixed address)"
+            return
+        yield f"Next: {program} build FLAKE    (evaluates another flake here; Ctrl-C ends this server)"
+        if failed := outcome.first_failed:
+            yield f"      {program} log {failed}    (the whole log of a failed build)"
+
     async def _connection(self, http_url: str) -> Connection:
         data = DataDir(self.up.settings.server.data_dir)
         return Connection(http_url, await trio.to_thread.run_sync(read_secret, data.admin_token))
 
 
-def what_next(cache_url: str, public_key: str, *, serves_on: bool) -> Iterator[str]:
-    """How to use the cache, and what can be done now."""
-    program = os.environ.get(PROGRAM_VARIABLE, "gradient")
-    yield "To substitute from this cache, put into nix.conf:"
+def cache_lines(cache_url: str, public_key: str, *, serves_on: bool) -> Iterator[str]:
+    """How to use the cache."""
+    yield f"To substitute from this cache{'' if serves_on else ' while it is served'}, put into nix.conf:"
     yield f"  extra-substituters = {cache_url}"
     yield f"  extra-trusted-public-keys = {public_key}"
-    if serves_on:
-        yield f"Next: {program} build FLAKE    (evaluates another flake here; Ctrl-C ends this server)"
-    else:
-        yield f"Next: {program} up FLAKE    (the same, and serves on at a fixed address)"
 
 
 def _worker_options(up: Up) -> Iterator[str]:

@@ -16,7 +16,7 @@ from gradient.cli.worker_child import LEASH, Leash
 from gradient.nursery.signals import Stop
 
 
-@click.command()
+@click.command(short_help="Run a worker: it evaluates and builds for a server.")
 @click.option("--server", metavar="URL", help="The server's HTTP address. Default: the one on this host.")
 @click.option(
     "--token-file",

@@ -194,7 +194,10 @@ class EmbeddedPostgres:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise DatabaseInUse(f"another Gradient server runs on {self.folder}") from None
+                raise DatabaseInUse(
+                    f"another Gradient server runs on {self.folder.parent}: ask that one (`gradient build`),"
+                    " or name another data directory"
+                ) from None
             yield
 
     def _prepare(self) -> None:

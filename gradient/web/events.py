@@ -17,7 +17,7 @@ from quart import Response
 
 from gradient.graph import page_reads
 from gradient.graph.pg import Connection
-from gradient.model import EVALUATION_TERMINAL
+from gradient.model import EVALUATION_TERMINAL, BuildStatus
 from gradient.sessions.live import LogText, News, Watch
 from gradient.web.answers import NDJSON, json_text
 from gradient.web.errors import NotFound
@@ -167,7 +167,8 @@ class EvaluationEvents(Stream):
     async def _read_builds(self, connection: Connection, builds: Iterable[int]) -> None:
         rows = await page_reads.builds(connection, list(builds))
         causes = await causes_of(connection, rows)
-        for row in rows:
+        # What failed before what was not tried because of it: whoever prints this tells causes first.
+        for row in sorted(rows, key=lambda row: row.status is BuildStatus.DEPENDENCY_FAILED):
             self._send("build", build_event_json(row, causes.get(row.build, ())))
 
     def _end_if_over(self, row: page_reads.EvaluationRow) -> None:

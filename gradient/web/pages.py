@@ -17,18 +17,20 @@ from gradient.graph import page_reads
 from gradient.graph.log_reads import log_tails
 from gradient.graph.page_reads import BuildRow, EvaluationRow, MessageRow
 from gradient.model import EVALUATION_TERMINAL, BuildStatus, EvaluationStatus, MessageLevel
+from gradient.nix.build_failure import failure_reason
 from gradient.web.answers import HTML, text_answer
 from gradient.web.errors import NotFound
 from gradient.web.routes import ID, Route
 from gradient.web.site import Site
 from gradient.web.snapshot import (
+    ATTRIBUTE_SOURCE,
     Snapshot,
     entry_points_json,
     failed_attributes,
     read_snapshot,
     waiting_json,
 )
-from gradient.web.words import count, duration, plain_log, why_not_built
+from gradient.web.words import STATUS_WORDS, count, duration, plain_log, why_not_built
 
 EVALUATIONS_SHOWN: Final = 50
 # Failing builds whose log is shown; the others have a link.
@@ -82,7 +84,10 @@ class BuildView:
     worker: str | None
     took: str
     error: str | None
+    # The end of its log; only of failed builds.
     log: str
+    # Where its log is, if it runs or ran here; "" otherwise.
+    log_url: str
 
 
 async def index(site: Site) -> Response:
@@ -119,6 +124,7 @@ async def evaluation(site: Site, evaluation: int) -> Response:
         evaluation=view,
         entry_points=entry_points_json(snapshot.entry_points, snapshot.messages),
         entry_tones=_entry_tones(snapshot),
+        status_words=STATUS_WORDS,
         messages=[(message.level.name.lower(), _shown(message)) for message in snapshot.messages],
         groups=grouped(snapshot.builds, builds),
         builds_total=snapshot.evaluation.named,
@@ -134,7 +140,7 @@ def evaluation_view(row: EvaluationRow, now: datetime) -> EvaluationView:
     return EvaluationView(
         id=row.id,
         what=_what(row),
-        status=row.status.label,
+        status=_EVALUATION_WORDS.get(row.status, row.status.label),
         tone=_EVALUATION_TONES.get(row.status, "busy"),
         waiting=None if waiting is None else waiting["words"],
         counts=_counts(row),
@@ -151,15 +157,23 @@ def build_view(snapshot: Snapshot, row: BuildRow, tail: bytes, now: datetime) ->
     return BuildView(
         id=row.build,
         name=row.name,
-        status=row.status.label,
+        status=STATUS_WORDS[row.status.label],
         tone=build_tone(row.status),
         why=why_not_built(row, causes),
         causes=[(cause.build, cause.name) for cause in causes],
         worker=row.worker if running or row.status in _FAILED else None,
         took=duration(row.started_at, now if running else row.finished_at),
-        error=row.error if row.status in _FAILED else None,
+        error=failure_reason(_plain(row.error or "")) if row.status in _FAILED else None,
         log="\n".join(plain_log(tail).rstrip("\n").split("\n")[-TAIL_LINES:]),
+        log_url=_log_url(row),
     )
+
+
+def _log_url(row: BuildRow) -> str:
+    if row.status is BuildStatus.BUILDING:
+        return f"/api/v1/builds/{row.build}/log?follow=1"
+    ran = row.status is BuildStatus.COMPLETED or row.status in _FAILED
+    return f"/api/v1/builds/{row.build}/log" if ran and row.started_at else ""
 
 
 def grouped(rows: Iterable[BuildRow], views: Iterable[BuildView]) -> list[tuple[str, list[BuildView]]]:
@@ -179,6 +193,10 @@ def build_tone(status: BuildStatus) -> str:
     return "busy" if status is BuildStatus.BUILDING else "calm"
 
 
+_EVALUATION_WORDS: Final = {
+    EvaluationStatus.EVALUATING_FLAKE: "Evaluating",
+    EvaluationStatus.EVALUATING_DERIVATION: "Evaluating",
+}
 _EVALUATION_TONES: Final = {
     EvaluationStatus.COMPLETED: "good",
     EvaluationStatus.FAILED: "bad",
@@ -198,15 +216,18 @@ def _is_wanted(build: BuildRow) -> bool:
 
 
 def _what(row: EvaluationRow) -> str:
-    """What was evaluated, in the shortest words that tell."""
-    if row.repository:
-        return f"{row.repository} at {row.commit[:12]}" if row.commit else row.repository
+    """What was evaluated, in the shortest words that tell: `my-flake#hello at 0123456789ab`."""
     source = row.flake_source or {}
-    return row.comment or str(source.get("store_path", "an uploaded source"))
+    name = row.repository or row.comment or str(source.get("store_path", "an uploaded source"))
+    asked = f"#{','.join(row.wildcards)}" if row.wildcards else ""
+    revision = row.commit or source.get("rev")
+    if revision:
+        return f"{name}{asked} at {revision[:12]}"
+    return f"{name}{asked}" if row.repository else f"{name}{asked} (no commit)"
 
 
 def _counts(row: EvaluationRow) -> str:
-    """`12 builds: 8 done, 2 building, 1 waiting, 1 failed`."""
+    """`12 builds: 8 done, 2 building, 1 waiting, 1 failed or not tried`."""
     if not row.named:
         return "no builds yet" if row.status not in EVALUATION_TERMINAL else "nothing to build"
     waiting = row.active - row.building
@@ -214,15 +235,23 @@ def _counts(row: EvaluationRow) -> str:
         "done": row.named - row.active - row.failed,
         "building": row.building,
         "waiting": waiting,
-        "failed": row.failed,
+        "failed or not tried": row.failed,
     }
     shown = ", ".join(f"{number} {what}" for what, number in parts.items() if number > 0)
     return f"{count(row.named, 'build')}: {shown}"
 
 
 def _shown(message: MessageRow) -> str:
-    text = plain_log(message.message.encode())
-    return text if message.level is not MessageLevel.ERROR else f"{message.source}: {text}"
+    text = _plain(message.message).strip()
+    if message.level is not MessageLevel.ERROR:
+        return text
+    attribute = message.source.removeprefix(ATTRIBUTE_SOURCE)
+    about = f"{attribute}: " if attribute != message.source else ""
+    return about + text.removeprefix("error: ")
+
+
+def _plain(text: str) -> str:
+    return plain_log(text.encode())
 
 
 async def _page(template: str, **values: Any) -> Response:

@@ -31,6 +31,22 @@ REASONS: Final = {
 }
 
 
+# What a status is called on a page: the labels of the API are names for programs.
+STATUS_WORDS: Final = {
+    "Completed": "built",
+    "Substituted": "substituted",
+    "Queued": "waiting",
+    "Building": "building",
+    "FailedPermanent": "failed",
+    "FailedTimeout": "timed out",
+    "FailedTransient": "will be retried",
+    "DependencyFailed": "dependency failed",
+    "EvalFailed": "does not evaluate",
+    "Aborted": "aborted",
+    "Skipped": "not needed",
+}
+
+
 def why_not_built(build: BuildRow, causes: Sequence[Cause]) -> str | None:
     """Why a build waits, or why it was not tried; None for one that runs or ended by itself."""
     match build.status:

@@ -16,6 +16,8 @@ import structlog
 import trio
 
 from gradient.model import BuildStage, FailureKind, JobKind, free_build_slots
+from gradient.nix.build_failure import failure_reason
+from gradient.nix.evaluator.messages import headline
 from gradient.nursery.stop_window import StopWindow
 from gradient.wire.codec import Message
 from gradient.wire.errors import LinkClosed
@@ -149,5 +151,6 @@ def log_failure(job: Job, failure: Failure, error: BaseException) -> None:
     if failure.is_bug:
         log.error("job failed by a bug", job=job.job_id, error=failure.text, exc_info=error)
     else:
-        headline = failure.text.strip().splitlines()[-1] if failure.text.strip() else ""
-        log.info("job failed", job=job.job_id, kind=failure.kind.name, error=headline)
+        text = failure_reason(failure.text) if job.kind is JobKind.BUILD else failure.text
+        reason = headline(text)
+        log.info("job failed", job=job.job_id, kind=failure.kind.name, error=reason)

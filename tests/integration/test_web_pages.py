@@ -11,7 +11,7 @@ import pytest
 from gradient.graph.builds import BuildFailed
 from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation
 from gradient.graph.messages import AddMessage
-from gradient.model import EvaluationStatus, FailureKind, MessageLevel, Repository
+from gradient.model import CachedSource, EvaluationStatus, FailureKind, MessageLevel, Repository
 from gradient.passes.pool import Worker
 from gradient.wire.messages import Capabilities
 from tests.graph.world import LIMITS, START, WORKER
@@ -67,7 +67,7 @@ async def test_the_first_page_lists_evaluations_and_workers(web: Web) -> None:
     web.site.workers.add(Worker(WORKER, "builder-7", frozenset(), Capabilities(), START))
     html, words = await page(web, "/")
     assert f'href="/evaluations/{evaluation}"' in html
-    assert "git+https://example.org/x EvaluatingDerivation 2 builds: 1 building, 1 waiting" in words
+    assert "git+https://example.org/x 1 Evaluating 2 builds: 1 building, 1 waiting" in words
     assert "builder-7" in words
     assert '<meta http-equiv="refresh"' in html
 
@@ -86,10 +86,10 @@ async def test_a_failed_evaluation_shows_log_cause_and_message(web: Web) -> None
     await world.end_stream(evaluation)
     html, words = await page(web, f"/evaluations/{evaluation}")
     lib = await world.id("lib")
-    assert "Failed · 3 builds: 1 done, 2 failed" in words
-    assert "nix-eval:broken: undefined variable" in words
-    assert "broken EvalFailed" in words
-    assert "lib FailedPermanent" in words
+    assert "Failed · 3 builds: 1 done, 2 failed or not tried" in words
+    assert " broken: undefined variable" in words
+    assert "broken does not evaluate" in words
+    assert "lib failed" in words
     assert "exit code 2" in words
     assert "line 98 line 99 error: no such file" in words
     assert "line 70 " not in words
@@ -97,6 +97,17 @@ async def test_a_failed_evaluation_shows_log_cause_and_message(web: Web) -> None
     assert f'id="build-{lib}"' in html
     assert f"/api/v1/builds/{lib}/log" in html
     assert "refresh" not in html
+
+
+@pytest.mark.parametrize(("rev", "words"), [("0123456789abcdef", "at 0123456789ab"), (None, "(no commit)")])
+async def test_an_uploaded_source_is_called_as_whoever_sent_it_calls_it(
+    web: Web, rev: str | None, words: str
+) -> None:
+    source = CachedSource(f"/nix/store/{'0' * 32}-source", rev=rev)
+    order = CreateEvaluation("main", cached=source, wildcards=("hello",), comment="my-flake")
+    evaluation = await web.world.apply(order)
+    for path in ("/", f"/evaluations/{evaluation}"):
+        assert f"my-flake#hello {words}" in (await page(web, path))[1]
 
 
 async def test_an_evaluation_that_waits_says_why(web: Web) -> None:

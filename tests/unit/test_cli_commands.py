@@ -81,7 +81,14 @@ FAILED = snapshot(
     ],
     builds=[
         build(1, "broken", "FailedPermanent", error="exit code 1"),
-        build(2, "dependent", "DependencyFailed", causes=[{"build": 1, "name": "broken"}]),
+        build(
+            2,
+            "dependent",
+            "DependencyFailed",
+            reason="broken failed",
+            causes=[{"build": 1, "name": "broken"}],
+        ),
+        build(4, "silent-lib", "Completed"),
         build(3, "independent", "Completed"),
     ],
     messages=[
@@ -157,8 +164,38 @@ def test_a_failed_evaluation_is_exit_1_with_all_that_went_wrong(data: Path) -> N
         "  > error: no",
         f"  needed by /nix/store/{'1' * 32}-dependent.drv",
         "error: packages.x86_64-linux.typo: undefined variable",
+        "not built packages.x86_64-linux.broken: exit code 1",
+        "not built packages.x86_64-linux.dependent: broken failed",
+        "not built packages.x86_64-linux.typo: it does not evaluate",
         "Failed: 1 of 4 entry points built",
     ]
+
+
+def test_many_dependents_and_attributes_are_counted_not_listed(data: Path) -> None:
+    numbers = range(2, 42)
+    causes = [{"build": 1, "name": "lib"}]
+    final = snapshot(
+        "Failed",
+        points=[point(f"packages.s.p{n}", "DependencyFailed", n) for n in numbers],
+        builds=[
+            build(1, "lib", "FailedPermanent", error="exit code 1"),
+            *(build(n, f"p{n}", "DependencyFailed", reason="lib failed", causes=causes) for n in numbers),
+        ],
+    )
+    with running(routes(final)) as server:
+        lines = gradient("build", REMOTE, "--server", server.url, "--data-dir", data).stdout.splitlines()
+    assert lines[11:13] == [f"  needed by /nix/store/{'1' * 32}-p11.drv", "  needed by 30 more"]
+    assert lines[-3:] == [
+        "not built packages.s.p31: lib failed",
+        "not built: 10 more",
+        "Failed: 0 of 40 entry points built",
+    ]
+
+
+def test_nothing_to_build_is_not_none_of_none(data: Path) -> None:
+    with running(routes(snapshot("Failed"))) as server:
+        ran = gradient("build", REMOTE, "--server", server.url, "--data-dir", data)
+    assert ran.stdout == "Failed: nothing to build\n"
 
 
 def test_a_local_flake_is_uploaded_once_and_named_by_its_store_path(data: Path, tmp_path: Path) -> None:
@@ -180,6 +217,7 @@ def test_a_local_flake_is_uploaded_once_and_named_by_its_store_path(data: Path, 
         assert upload.token == "secret"
         assert source["nar_hash"].startswith("sha256-")
         assert source["rev"] is None
+        assert created.json["comment"] == "flake"
         assert source["last_modified"] > 0
 
         hash_part = source["store_path"].removeprefix("/nix/store/")[:32]
@@ -209,6 +247,7 @@ def test_a_flake_in_a_repository_is_its_tracked_files_with_dir(data: Path, tmp_p
     assert source["dir"] == "sub"
     assert (source["last_modified"], source["rev_count"]) == (1700000000, 1)
     assert len(source["rev"]) == 40
+    assert created.json["comment"] == "sub"
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -343,6 +382,9 @@ def with_log() -> dict[str, list[Answer]]:
     return {
         **routes(FAILED),
         "GET /api/v1/builds/1/log": [Answer(200, "compiling\nerror: nöpe\n".encode())],
+        "GET /api/v1/builds/99": [answer({"error": "there is no build 99"}, 404)],
+        "GET /api/v1/builds/2": [answer(FAILED["builds"][1])],
+        "GET /api/v1/builds/4": [answer(FAILED["builds"][2])],
         f"GET /cache/main/log/{'1' * 32}-broken.drv": [Answer(200, b"from the cache\n")],
     }
 
@@ -373,8 +415,11 @@ def test_log_follows_when_asked() -> None:
 @pytest.mark.parametrize(
     ("name", "code", "part"),
     [
-        ("99", 1, "no build 99"),
-        ("nothing", 1, "has no attribute nothing"),
+        ("99", 1, "there is no build 99"),
+        ("nothing", 1, "has no attribute nothing, and no build of that name"),
+        ("dependent", 1, "dependent (build 2) was not built: broken failed"),
+        ("silent-lib", 1, "silent-lib (build 4) wrote no log"),
+        (f"/nix/store/{'1' * 32}-none.drv", 1, "no log of this derivation"),
         ("typo", 1, "did not evaluate"),
         ("/nix/store/short", 2, "no store path"),
     ],

@@ -32,7 +32,7 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def started(*events: dict[str, Any]) -> Progress:
-    progress = Progress(started=T0, page="http://server/evaluations/7")
+    progress = Progress(started=T0, title="flake#hello")
     for number, value in enumerate(events):
         progress.fold(value, float(number))
     return progress
@@ -99,7 +99,15 @@ def test_messages_are_told_once() -> None:
     error = {"level": "Error", "source": "nix-eval:packages.x.y", "message": "error: no\nat flake.nix:3"}
     progress = started(first("EvaluatingFlake"))
     lines = told(progress, event("message", **error), first("EvaluatingFlake", messages=[error]))
-    assert lines == ["error: packages.x.y: no", "    at flake.nix:3"]
+    assert lines == ["error: packages.x.y: no"]  # the report at the end has all of it
+
+
+def test_building_says_how_much_of_it_is_left() -> None:
+    counters = {"named": 6, "active": 2, "failed": 0, "queued": 2, "building": 0}
+    some = event("evaluation", status="Building", waiting=None, counters=counters)
+    assert told(started(first("Queued")), some) == ["building 2 of 6 derivations"]
+    all_of_them = {**some, "counters": {**counters, "active": 6}}
+    assert told(started(first("Queued")), all_of_them) == ["building 6 derivations"]
 
 
 def test_a_long_evaluation_says_now_and_then_how_far_it_is() -> None:
@@ -200,21 +208,21 @@ def busy() -> Progress:
 
 def test_the_tree_shows_what_failed_runs_waits_and_was_built() -> None:
     assert drawn(busy(), 68) == [
-        "http://server/evaluations/7",
-        "├── ⚠ broken 1.0s exit code 1",
+        "flake#hello",
+        "├── ⚠ broken 1.0s: exit code 1",
         "│   ├── compiling",
         "│   └── error: part 2 does not compile",
         "├── ⏵ slow 1m05s on w",
-        "├── ⊘ dependent broken failed",
+        "├── ⊘ dependent: broken failed",
         "├── ✔ quick 1.0s",
         "└── ⏸ waits for a worker for riscv64-linux (1 build, such as native)",
-        "∑ ⏵ 1 │ ✔ 3 │ ⏸ 4 │ ⚠ 2 │ 1m08s",
+        "∑ ⏵ 1 │ ✔ 3 │ ⏸ 4 │ ⚠ 1 │ ⊘ 1 │ 1m08s",
     ]
 
 
 def test_the_tree_shows_how_far_the_evaluation_is() -> None:
     progress = started(first("EvaluatingFlake"))
-    assert drawn(progress, 1)[:2] == ["http://server/evaluations/7", "└── evaluating"]
+    assert drawn(progress, 1)[:2] == ["flake#hello", "└── evaluating"]
     progress.fold(event("progress", attributes_done=3, attributes_total=None, derivations=1), 0)
     assert drawn(progress, 1)[1] == "└── evaluating: 3 attributes, 1 derivation"
 
@@ -224,6 +232,12 @@ def test_the_tree_fits_on_the_terminal() -> None:
     picture = drawn(started(first(), *events), 2, height=20)
     assert len(picture) < 20
     assert picture[-2] == "└── … and 486 more"
+
+
+def test_a_row_names_the_worker_without_its_address() -> None:
+    where = "9230439b (127.0.0.1:47440)"
+    progress = started(first(), event("build", build=1, name="x", status="Building", worker=where, at=at(1)))
+    assert drawn(progress, 2)[1] == "└── ⏵ x 1.0s on 9230439b"
 
 
 def test_long_names_are_cut_not_wrapped() -> None:
@@ -253,7 +267,7 @@ def test_a_terminal_gets_a_tree_with_messages_above_it_and_keeps_the_sums() -> N
     # What erases the tree (up a line, clear it) stands before the line that stays.
     *_, end = screen.getvalue().splitlines()
     assert end.count("\x1b[1A\x1b[2K") == len(drawn(progress, 0))
-    assert "\x1b[2K∑ ⏵ 1 │ ✔ 3 │ ⏸ 4 │ ⚠ 2 │" in end
+    assert "\x1b[2K∑ ⏵ 1 │ ✔ 3 │ ⏸ 4 │ ⚠ 1 │ ⊘ 1 │" in end
 
 
 def test_what_is_not_a_terminal_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gradient.graph.failure_causes import Cause
 from gradient.graph.page_reads import BuildRow
 from gradient.model import AttemptReason, BuildStatus
-from gradient.web.words import REASONS, count, duration, plain_log, why_not_built
+from gradient.web.words import REASONS, STATUS_WORDS, count, duration, plain_log, why_not_built
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -74,6 +74,10 @@ def test_a_dependency_failure_names_the_build_that_failed() -> None:
 def test_what_runs_or_has_ended_waits_for_nothing() -> None:
     for status in (BuildStatus.BUILDING, BuildStatus.COMPLETED, BuildStatus.FAILED_PERMANENT):
         assert why_not_built(build(status), ()) is None
+
+
+def test_every_status_has_words() -> None:
+    assert set(STATUS_WORDS) == {*(status.label for status in BuildStatus), "EvalFailed"}
 
 
 def test_every_reason_of_an_attempt_has_words() -> None:
