@@ -16,11 +16,11 @@ import structlog
 import trio
 
 from gradient import __version__
-from gradient.graph.access import FIRST_CACHE, FIRST_PROJECT, ensure_first_rows, hash_token
+from gradient.graph.access import FIRST_CACHE, FIRST_PROJECT, FirstRows, ensure_first_rows, hash_token
 from gradient.graph.embedded import EmbeddedPostgres
 from gradient.graph.migrate import InstanceLock, migrate
 from gradient.graph.moves import Moves
-from gradient.graph.pg import DATABASE_ERRORS, Connection, Pool
+from gradient.graph.pg import DATABASE_ERRORS, START_ERRORS, Connection, Pool, start_failed
 from gradient.graph.recovery import recover_interrupted_work
 from gradient.graph.writer import UNRECORDED, GraphWriter
 from gradient.nar.store import NarStore
@@ -78,14 +78,11 @@ class Server:
         self.hub.publish(moves)
 
     async def prepare(self) -> None:
-        """Migrations, first rows, recovery; then the parts that need to know the cache."""
-        async with await Connection.connect(self.url) as connection:
-            await migrate(connection, now())
-            first = await ensure_first_rows(
-                connection, now(), hash_token(self.files.admin_token), hash_token(self.files.worker_token)
-            )
-            recovered = await recover_interrupted_work(connection, now())
-        log.info("recovered", **attrs.asdict(recovered))
+        """Migrations, first rows, recovery; then what needs to know the cache. Raises PostgresError."""
+        try:
+            first = await self._prepare_database()
+        except START_ERRORS as error:
+            raise start_failed(error) from error
         store = await trio.to_thread.run_sync(NarStore.open, self.data.store, self.settings.nar.url)
         cache = Cache(first.cache, FIRST_CACHE, self.files.signing_key)
         side = CacheSide(
@@ -112,6 +109,15 @@ class Server:
             data_version=DATA_VERSION,
             clock=now,
         )
+
+    async def _prepare_database(self) -> FirstRows:
+        async with await Connection.connect(self.url) as connection:
+            await migrate(connection, now())
+            admin, worker = hash_token(self.files.admin_token), hash_token(self.files.worker_token)
+            first = await ensure_first_rows(connection, now(), admin, worker)
+            recovered = await recover_interrupted_work(connection, now())
+        log.info("recovered", **attrs.asdict(recovered))
+        return first
 
     async def run_database(  # noqa: ASYNC128  # hands its task_status on
         self, embedded: EmbeddedPostgres, *, task_status: trio.TaskStatus[str]

@@ -61,6 +61,10 @@ class MigrationChanged(PostgresError):
     """An applied migration is not the file it was."""
 
 
+class WrongEncoding(PostgresError):
+    """The database cannot hold every text."""
+
+
 class BadMigrations(PostgresError):
     """The migration files are not numbered 0001, 0002, ... without gaps."""
 
@@ -126,17 +130,27 @@ async def migrate(
 ) -> Sequence[Migration]:
     """Bring the database to the newest schema; the migrations applied.
 
-    `now` (aware) is recorded with each. Raises `DatabaseTooNew`, `MigrationChanged`, `BadMigrations`,
-    and `psycopg.Error` for a migration that fails: those before it stay. Cancellation: likewise.
+    `now` (aware) is recorded with each. Raises `WrongEncoding`, `DatabaseTooNew`, `MigrationChanged`,
+    `BadMigrations`, and `psycopg.Error` for a migration that fails: those before it stay. Cancellation: likewise.
     """
     if migrations is None:
         migrations = await trio.to_thread.run_sync(read_migrations)
+    _check_encoding(connection)
     await pg.execute(connection, _CREATE_SCHEMA_MIGRATION)
     applied = await pg.fetch_as(connection, Applied, APPLIED_MIGRATIONS)
     todo = pending(migrations, applied)
     for migration in todo:
         await _apply(connection, migration, now)
     return todo
+
+
+def _check_encoding(connection: Connection) -> None:
+    """A build's log and a flake's names are Unicode; and from SQL_ASCII psycopg reads bytes."""
+    encoding = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
+    if encoding != "UTF8":
+        raise WrongEncoding(
+            f"the database is encoded in {encoding}: make one with createdb --encoding UTF8 --template template0"
+        )
 
 
 async def _apply(connection: Connection, migration: Migration, now: datetime) -> None:

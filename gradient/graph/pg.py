@@ -127,6 +127,23 @@ _CONTENT_ERRORS: Final = (
 )
 
 
+# Why a start may fail at the database: it goes away in the middle, or does not let its user do what we need.
+START_ERRORS: Final[tuple[type[Exception], ...]] = (
+    *DATABASE_ERRORS,
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ReadOnlySqlTransaction,
+)
+
+
+def start_failed(error: Exception) -> PostgresError:
+    """One of START_ERRORS in our words."""
+    if isinstance(error, PostgresError):
+        return error
+    if isinstance(error, DATABASE_ERRORS):
+        return DatabaseGone(f"the database went away during the start: {_one_line(error)}")
+    return PostgresError(f"the database does not let its user do what Gradient needs: {_one_line(error)}")
+
+
 def is_retryable(error: Exception) -> bool:
     """Whether the whole transaction may succeed when it is run again."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE

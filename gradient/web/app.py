@@ -11,13 +11,11 @@ from quart import Response, render_template, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from gradient.graph.pg import DATABASE_ERRORS, GraphError
-from gradient.graph.writer import WriterStopped
-from gradient.nar.errors import StoreUnavailable
+from gradient.graph.pg import GraphError
 from gradient.web import api, cache, events, logs, pages, status
 from gradient.web.answers import HTML, json_answer, text_answer
 from gradient.web.connection import BoundedRequest, Connection, NoWebSocket
-from gradient.web.errors import WebError
+from gradient.web.errors import UNAVAILABLE, WebError
 from gradient.web.site import Site
 
 log = structlog.get_logger()
@@ -64,7 +62,7 @@ def make_app(site: Site) -> App:
     app.register_error_handler(WebError, _web_error)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(GraphError, _graph_error)
-    for kind in (*DATABASE_ERRORS, WriterStopped, StoreUnavailable):
+    for kind in UNAVAILABLE:
         app.register_error_handler(kind, _unavailable)
     return app
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, Final
 
+import structlog
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
 from quart.utils import encode_headers
@@ -16,7 +17,9 @@ from quart.wrappers import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 
-from gradient.web.errors import BodyStalled, BodyTooLarge
+from gradient.web.errors import UNAVAILABLE, BodyStalled, BodyTooLarge
+
+log = structlog.get_logger()
 
 # Chunks of at most 64 KiB that wait for the handler.
 _BACKLOG: Final = 16
@@ -133,10 +136,16 @@ class Connection(TrioASGIHTTPConnection):
         body.discard()
         headers = encode_headers(response.headers)
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-        async with response.response as pieces:
-            async for piece in pieces:
-                data = piece.encode() if isinstance(piece, str) else piece
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            async with response.response as pieces:
+                async for piece in pieces:
+                    data = piece.encode() if isinstance(piece, str) else piece
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+        except UNAVAILABLE as error:
+            # Left without its end: a client can tell it from a complete answer, and asks again.
+            log.warning("answer cut short", path=request.path, error=str(error))
+            nursery.cancel_scope.cancel()
+            return
         self._answered = True
         # The answer is out; ending it closes a connection whose request is not over.
         await body.linger()

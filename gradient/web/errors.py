@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+from gradient.graph.pg import DATABASE_ERRORS
+from gradient.graph.writer import WriterStopped
+from gradient.nar.errors import StoreUnavailable
+
+# What keeps a request from being answered now, and is no fault of it: try again.
+UNAVAILABLE: Final[tuple[type[Exception], ...]] = (*DATABASE_ERRORS, WriterStopped, StoreUnavailable)
 
 
 class WebError(Exception):

@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
+from psycopg.conninfo import make_conninfo
 
 from gradient.graph import migrate as migrate_module
 from gradient.graph import pg
@@ -18,11 +19,13 @@ from gradient.graph.migrate import (
     InstanceLock,
     Migration,
     MigrationChanged,
+    WrongEncoding,
     migrate,
     pending,
     read_migrations,
 )
 from gradient.graph.pg import Connection, DatabaseGone, DatabaseInUse
+from tests.conftest import Databases
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 FIRST = Migration(1, "first", "CREATE TABLE a (x bigint); CREATE TABLE b (x text CHECK (x LIKE 'y%'))")
@@ -106,6 +109,32 @@ async def test_one_that_fails_leaves_those_before_it(empty: Connection) -> None:
     assert await recorded(empty) == [(1, "first", NOW)]
     assert await pg.fetch_value(empty, "SELECT to_regclass('c')") is None
     assert await migrate(empty, NOW, [FIRST, SECOND]) == [SECOND]
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_a_database_that_cannot_hold_every_text_is_refused(databases: Databases, encoding: str) -> None:
+    with databases.fresh(f"template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'") as (_, url):
+        async with await Connection.connect(url) as connection:
+            with pytest.raises(WrongEncoding, match=f"is encoded in {encoding}: make one with createdb"):
+                await migrate(connection, NOW)
+
+
+async def test_a_database_that_does_not_let_us_is_no_bug(empty_database_url: str) -> None:
+    url = make_conninfo(empty_database_url, options="-c default_transaction_read_only=on")
+    async with await Connection.connect(url) as connection:
+        with pytest.raises(pg.START_ERRORS) as refused:
+            await migrate(connection, NOW)
+    assert str(pg.start_failed(refused.value)).startswith("the database does not let its user do what")
+
+
+async def test_a_database_that_goes_away_in_the_middle_is_no_bug(empty_database_url: str) -> None:
+    suicide = Migration(1, "suicide", "SELECT pg_terminate_backend(pg_backend_pid())")
+    async with await Connection.connect(empty_database_url) as connection:
+        with pytest.raises(pg.START_ERRORS) as gone:
+            await migrate(connection, NOW, [suicide])
+    fault = pg.start_failed(gone.value)
+    assert isinstance(fault, pg.DatabaseGone)
+    assert str(fault).startswith("the database went away during the start: ")
 
 
 async def test_a_newer_database_is_not_touched(empty: Connection) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -138,6 +139,21 @@ async def test_a_connection_carries_many_requests_and_idles_out(
         # The idle timeout begins again after each answer; without it nobody would ever close this.
         with trio.fail_after(5):
             assert await everything(stream) == b""
+
+
+async def test_an_answer_that_cannot_go_on_is_cut_short_and_no_crash(web: Web) -> None:
+    await web.upload(item("big", os.urandom(3_000_000)))
+    url = NarInfo.parse((await web.get(f"/cache/main/{hash_part('big')}.narinfo")).body.decode()).url
+    (stored,) = (path for path in web.folder.rglob("*.nar.zst"))
+    os.truncate(stored, 2_000_000)
+    with structlog.testing.capture_logs() as entries:
+        async with await dial(web) as stream:
+            await stream.send_all(f"GET /cache/main/{url} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            with trio.fail_after(5):
+                answer = await everything(stream)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert len(answer) < 2_100_000
+    assert [entry["event"] for entry in entries] == ["answer cut short"]
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
