@@ -131,7 +131,8 @@ async def migrate(
     """Bring the database to the newest schema; the migrations applied.
 
     `now` (aware) is recorded with each. Raises `WrongEncoding`, `DatabaseTooNew`, `MigrationChanged`,
-    `BadMigrations`, and `psycopg.Error` for a migration that fails: those before it stay. Cancellation: likewise.
+    `BadMigrations`, and `psycopg.Error` for a migration that fails: those before it stay. Cancellation:
+    likewise.
     """
     if migrations is None:
         migrations = await trio.to_thread.run_sync(read_migrations)
@@ -149,7 +150,8 @@ def _check_encoding(connection: Connection) -> None:
     encoding = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
     if encoding != "UTF8":
         raise WrongEncoding(
-            f"the database is encoded in {encoding}: make one with createdb --encoding UTF8 --template template0"
+            f"the database is encoded in {encoding}: make one with "
+            "createdb --encoding UTF8 --template template0"
         )
 
 
