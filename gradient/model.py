@@ -239,13 +239,17 @@ class BuildStage(IntEnum):
     UPLOAD = 2
 
 
+# Build jobs that one slot may have open: three that upload behind one that builds.
+JOBS_PER_SLOT: Final = 4
+
+
 def free_build_slots(limit: int, building: int, uploading: int) -> int:
     """How many more builds a worker with `limit` slots can take; worker and server count alike (ADR 17).
 
     A build that has come to its upload has left its slot to the next one: cores that wait for a network
-    build nothing. As many may upload as may build; then the upload is what is slow, and the next waits.
+    build nothing. But uploads do not pile up behind a slow line: then the next build waits.
     """
-    return min(limit, 2 * limit - uploading) - building
+    return min(limit, JOBS_PER_SLOT * limit - uploading) - building
 
 
 class MessageLevel(IntEnum):

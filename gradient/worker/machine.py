@@ -14,6 +14,7 @@ from gradient.nix.evaluator.pool import EvaluatorPool
 from gradient.settings.tables import Worker
 from gradient.worker.capabilities import Host
 from gradient.worker.git_repo import GitCache
+from gradient.worker.shared_requests import SharedRequests
 
 # Uploads of all jobs together, and downloads: more do not fill a line any better.
 MAX_UPLOADS: Final = 16
@@ -35,5 +36,6 @@ class Machine:
     http: HttpClient
     evaluators: EvaluatorPool
     git: GitCache
+    small_uploads: SharedRequests = attrs.field(factory=SharedRequests)
     uploads: trio.Semaphore = attrs.field(factory=partial(trio.Semaphore, MAX_UPLOADS))
     downloads: trio.CapacityLimiter = attrs.field(factory=partial(trio.CapacityLimiter, MAX_DOWNLOADS))

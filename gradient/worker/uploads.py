@@ -26,6 +26,7 @@ from gradient.worker.errors import JobFault
 from gradient.worker.job import Job
 from gradient.worker.machine import Machine
 from gradient.worker.patience import Watched
+from gradient.worker.shared_requests import SharedRequestFailed
 from gradient.worker.store_info import path_infos
 from gradient.worker.store_names import base_name, base_names
 
@@ -39,7 +40,7 @@ INLINE_SIZE: Final = 64 * 2**10  # bytes of NAR
 TRIES: Final = 3
 FIRST_PAUSE: Final = 1.0  # seconds
 # Longest time without a byte going out or an answer coming: the server commits within 130 s.
-STALL_LIMIT: Final = 600.0  # seconds
+STALL_LIMIT: Final = 180.0  # seconds
 # Too busy, restarting, or a grant that ran out: worth another try. Anything else will be refused again.
 _RETRYABLE: Final = frozenset({401, 403, 408, 425, 429, 500, 502, 503, 504})
 
@@ -108,10 +109,9 @@ class Uploader:
         pause = FIRST_PAUSE
         for attempt in range(1, TRIES + 1):
             try:
-                async with self._machine.uploads:
-                    await self._send(items, grant)
+                await self._send(items, grant, shared=attempt == 1)
                 return
-            except (UploadRefused, HttpError) as error:
+            except (UploadRefused, HttpError, SharedRequestFailed) as error:
                 final = attempt == TRIES or (isinstance(error, UploadRefused) and error.final)
                 if final:
                     raise JobFault(FailureKind.TRANSIENT, f"the upload failed: {error}") from error
@@ -129,10 +129,17 @@ class Uploader:
         answer = await self._job.queries.cache(self._job.job_id, paths, QueryMode.PUSH)
         return [item for item in items if not answer.holds(item.header.store_path)], answer.grant
 
-    async def _send(self, items: Sequence[BundleItem], grant: UploadGrant | None) -> None:
+    async def _send(self, items: Sequence[BundleItem], grant: UploadGrant | None, *, shared: bool) -> None:
         if grant is None:
             raise UploadRefused("the server gave no grant to upload with")
-        size = sum(item.header.nar_size or SMALL_NAR + 1 for item in items)
+        if shared and _size(items) <= INLINE_SIZE:
+            await self._machine.small_uploads.send(items, grant, self._request)
+            return
+        async with self._machine.uploads:
+            await self._request(items, grant)
+
+    async def _request(self, items: Sequence[BundleItem], grant: UploadGrant) -> None:
+        size = _size(items)
         with trio.move_on_after(STALL_LIMIT) as patience:
             if size <= INLINE_SIZE:
                 response = await self._post(grant, pack_bundle(items))
@@ -151,6 +158,11 @@ class Uploader:
         return await self._machine.http.upload(
             grant.url, token=grant.token, body=body, method="POST", headers={"Content-Type": CONTENT_TYPE}
         )
+
+
+def _size(items: Iterable[BundleItem]) -> int:
+    """Bytes of NAR; one of unknown size is a large one."""
+    return sum(SMALL_NAR + 1 if (size := item.header.nar_size) is None else size for item in items)
 
 
 def plan_bundles(items: Collection[BundleItem]) -> list[list[BundleItem]]:

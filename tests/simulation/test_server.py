@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gradient.graph.evaluations import AbortEvaluation
-from gradient.model import BuildStage, BuildStatus, EvaluationStatus, FailureKind, JobKind
+from gradient.model import JOBS_PER_SLOT, BuildStage, BuildStatus, EvaluationStatus, FailureKind, JobKind
 from gradient.wire import messages as wire
 from gradient.wire.errors import HandshakeRefused
 from tests.graph.world import drv
@@ -66,18 +66,21 @@ async def test_a_hungry_worker_is_given_what_comes_later(server: ServerWorld) ->
 async def test_a_worker_gets_the_next_build_while_the_last_one_uploads(server: ServerWorld) -> None:
     await server.evaluation()
     async with server.worker(max_concurrent_builds=1) as worker:
-        await worker.evaluate({"a": [], "b": [], "c": []}, ["a", "b", "c"])
-        first = await worker.take(JobKind.BUILD)
-        await worker.report(first, wire.Stage, stage=BuildStage.UPLOAD)
-        second = await worker.take(JobKind.BUILD)
-        await worker.report(second, wire.Stage, stage=BuildStage.UPLOAD)
-        await worker.link.send(wire.RequestJob(JobKind.BUILD))  # too much: two uploads are under way
-        await worker.report(first, wire.JobFailed, error="no", kind=FailureKind.PERMANENT)
-        third = await worker.expect(wire.AssignJob)
-    assert len({first.job_id, second.job_id, third.job_id}) == 3
+        names = [f"n{number}" for number in range(JOBS_PER_SLOT + 1)]
+        await worker.evaluate({name: [] for name in names}, names)
+        uploading = []
+        for _ in range(JOBS_PER_SLOT):
+            uploading.append(await worker.take(JobKind.BUILD))
+            await worker.report(uploading[-1], wire.Stage, stage=BuildStage.UPLOAD)
+        await worker.link.send(wire.RequestJob(JobKind.BUILD))  # but as many uploads as it may have are open
+        await worker.report(uploading[0], wire.JobFailed, error="no", kind=FailureKind.PERMANENT)
+        last = await worker.expect(wire.AssignJob)
+    assert len({job.job_id for job in (*uploading, last)}) == JOBS_PER_SLOT + 1
     ended = "SELECT finished_at FROM dispatched_job WHERE id = %s"
     begun = "SELECT dispatched_at FROM dispatched_job WHERE id = %s"
-    assert await server.value(begun, third.assignment_id) >= await server.value(ended, first.assignment_id)
+    assert await server.value(begun, last.assignment_id) >= await server.value(
+        ended, uploading[0].assignment_id
+    )
 
 
 async def test_a_lost_worker_gives_its_jobs_to_the_next(server: ServerWorld) -> None:

@@ -55,15 +55,15 @@ async def test_a_build_that_uploads_leaves_its_slot_to_the_next() -> None:
         await trio.sleep_forever()
 
     async with session_world() as world:
-        for number in (1, 2):
+        for number in range(1, 7):
             world.work.scripts[f"build:{number}"] = uploads
             await world.link.send(build(number))
             await world.take(wire.AssignJobResponse)
             assert (await world.take(wire.Stage)).stage is BuildStage.UPLOAD
             assert (await world.take(wire.RequestJob)).kind is JobKind.BUILD
-        await world.assign(build(3))
-        await world.assign(build(4))
-        await world.link.send(build(5))
+        await world.assign(build(7))
+        await world.assign(build(8))
+        await world.link.send(build(9))
         assert (await world.take(wire.AssignJobResponse)).reason == "at capacity"
 
 

@@ -59,10 +59,10 @@ def test_labels() -> None:
         (0, 0, 2),
         (2, 0, 0),
         (0, 2, 2),  # an upload leaves its slot
-        (1, 2, 1),
-        (0, 3, 1),  # but uploads do not pile up
-        (0, 4, 0),
-        (2, 2, 0),
+        (1, 6, 1),
+        (0, 7, 1),  # but uploads do not pile up
+        (0, 8, 0),
+        (2, 6, 0),
     ],
 )
 def test_free_build_slots(building: int, uploading: int, free: int) -> None:
