@@ -16,14 +16,14 @@ from gradient.cli.display import FRAME, Display
 from gradient.cli.events import EventLines
 from gradient.cli.faults import ServerUnreachable
 from gradient.cli.progress import FAILED, Happening, Moved, Progress
-from gradient.cli.text import TAIL_LINES
+from gradient.cli.text import TAIL_LINES, Tail
 from gradient.nursery.backoff import Backoff
 
 # The server sends a blank line at least every 15 s; this long without one, the connection is dead.
 SILENCE: Final = 45.0  # seconds
 # How long a server may be away, for a restart, before we stop waiting for it.
 AWAY_LIMIT: Final = 60.0  # seconds
-# Logs that are asked for because their text did not come by itself.
+# Failed builds whose log is asked for; of others there is what came by itself.
 MAX_TAILS: Final = 20
 
 
@@ -121,9 +121,12 @@ class Follower:
             self.display.happened(happenings)
 
     async def _complete(self, happening: Happening) -> None:
-        """Get the end of a failed build's log when it has not come with the events."""
+        """Get the end of a failed build's log: what came with the events is only what was written since we
+        listen."""
         match happening:
-            case Moved(build, _) if build.status in FAILED and not build.tail.lines:
-                if self._tails < MAX_TAILS:
-                    self._tails += 1
-                    build.tail.add(await self.api.log_tail(build.id, TAIL_LINES))
+            case Moved(build, _) if build.status in FAILED and self._tails < MAX_TAILS:
+                self._tails += 1
+                kept = Tail()
+                kept.add(await self.api.log_tail(build.id, TAIL_LINES))
+                if len(kept.lines) > len(build.tail.lines):
+                    build.tail = kept

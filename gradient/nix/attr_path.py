@@ -90,6 +90,8 @@ def _render(name: str) -> str:
 
 def _fault(text: str, at: int, match: re.Match[str] | None) -> str:
     rest = text[at if match is None else match.end() :]
+    if match is not None and "*" in (rest[0], match[0]):
+        return "'*' stands for a whole name, not for a part of one"
     if match is not None:
         return (
             f"{excerpt(rest[:1])} cannot follow {excerpt(match[0])}: put names with such characters in quotes"

@@ -161,7 +161,7 @@ def _segments(text: str, item: str) -> tuple[Segment, ...]:
     try:
         return tuple(_segment(name, quoted, item) for name, quoted in split_segments(text))
     except BadAttrPath as error:
-        raise BadWildcard(f"the wildcard {excerpt(item)} is malformed: {error}") from error
+        raise BadWildcard(f"malformed wildcard: {error}") from error
 
 
 def _segment(name: str, quoted: bool, item: str) -> Segment:

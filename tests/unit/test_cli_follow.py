@@ -61,7 +61,7 @@ class ScriptedApi:
     async def log_tail(self, build: int, lines: int) -> str:
         await trio.lowlevel.checkpoint()
         self.tails.append(build)
-        return "the last line\n"
+        return "the line before\nthe last line\n"
 
 
 @attrs.define(eq=False)
@@ -162,16 +162,17 @@ async def test_without_a_limit_it_waits(autojump_clock: trio.testing.MockClock) 
     assert api.aborted_at is None
 
 
-async def test_the_log_of_a_failure_is_fetched_when_it_did_not_come(
+async def test_the_log_of_a_failure_is_fetched_unless_more_of_it_came(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     failed = [
         event("build", build=1, name="a", status="FailedPermanent", at=at(1)),
-        event("log", build=2, text="its own\n"),
+        event("log", build=2, text="1\n2\n3\n"),
         event("build", build=2, name="b", status="FailedPermanent", at=at(1)),
     ]
     api = ScriptedApi([[first(builds=[build(1, "a", "Queued")]), *failed, END]])
     one = follower(api)
     await one.run()
-    assert api.tails == [1]
-    assert one.progress.builds[1].tail.lines == ("the last line",)
+    assert api.tails == [1, 2]
+    assert one.progress.builds[1].tail.lines == ("the line before", "the last line")
+    assert one.progress.builds[2].tail.lines == ("1", "2", "3")
