@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -198,3 +199,28 @@ async def test_the_socket_is_private_and_goes_away() -> None:
         folder = Path(uri.removeprefix("unix://")).parent
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
+
+
+async def test_what_a_killed_proxy_left_goes_away_and_what_serves_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    left = folder / "gradient-proxy-left"
+    left.mkdir()
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(left / "daemon"))
+    async with proxy(Builder) as (first, _), proxy(Builder) as (second, _):
+        names = {Path(uri.removeprefix("unix://")).parent.name for uri in (first, second)}
+        assert set(os.listdir(folder)) == names
+    assert os.listdir(folder) == []
+
+
+async def test_a_long_folder_for_temporary_files_is_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = folder / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    async with proxy(Builder) as (uri, _):
+        done = await evaluate("1 + 1", remote=uri)
+        assert (done.returncode, done.stdout.strip()) == (0, b"2")

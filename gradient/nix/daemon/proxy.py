@@ -13,6 +13,7 @@ builds for us, so that nothing is built behind the callback's back.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import socket
@@ -45,6 +46,10 @@ OnBuild: TypeAlias = Callable[[tuple[str, ...]], Awaitable[None]]
 
 _NO_BUILDS: Final = DaemonOptions(max_build_jobs=0, extra=(("builders", ""),))
 _BUILDS: Final = frozenset({Op.BUILD_PATHS, Op.BUILD_PATHS_WITH_RESULTS, Op.BUILD_DERIVATION})
+PREFIX: Final = "gradient-proxy-"
+SOCKET_NAME: Final = "daemon"
+# Bytes of the path of the folder around it: a socket's path has room for 103 where it has least.
+MAX_BASE: Final = 72
 # The most evaluators of one machine that could connect at the same moment.
 _BACKLOG: Final = 64
 
@@ -73,9 +78,9 @@ class DaemonProxy:
         """
         async with await connect(self.upstream) as connection:
             newest = connection.info.minor
-        folder = tempfile.mkdtemp(prefix="gradient-")
+        folder = _make_folder()
         try:
-            path = os.path.join(folder, "daemon")  # noqa: ASYNC240 - joins strings
+            path = os.path.join(folder, SOCKET_NAME)  # noqa: ASYNC240 - joins strings
             listener = await _listen(path)
             async with trio.open_nursery() as nursery:
                 await nursery.start(trio.serve_listeners, partial(self._serve, newest), [listener])
@@ -192,8 +197,32 @@ class _Session:
             await self.client.send(stderr.failure(reason))
 
 
+def _make_folder() -> str:
+    """A private folder whose name leaves room for the socket's; those of killed proxies go away."""
+    for base in (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"):
+        if len(os.fsencode(base)) <= MAX_BASE and os.access(base, os.W_OK | os.X_OK):
+            break
+    _sweep(base)
+    return tempfile.mkdtemp(prefix=PREFIX, dir=base)
+
+
+def _sweep(base: str) -> None:
+    """Remove what proxies left that were killed: where nobody listens any more."""
+    for folder in glob.glob(os.path.join(glob.escape(base), f"{PREFIX}*")):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(os.path.join(folder, SOCKET_NAME))
+            except ConnectionRefusedError:
+                shutil.rmtree(folder, ignore_errors=True)
+            except OSError:
+                pass  # not made yet, too busy to answer, or somebody else's
+
+
 async def _listen(path: str) -> trio.SocketListener:
+    """Listen at `path`, where there is never a socket that refuses."""
     listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    await listener.bind(path)
+    await listener.bind(path + "~")
     listener.listen(_BACKLOG)
+    os.rename(path + "~", path)  # noqa: ASYNC240
     return trio.SocketListener(listener)
