@@ -9,11 +9,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 
 from gradient.graph.access import new_token
+from gradient.nar.errors import InvalidKey
 from gradient.nar.grants import Grants
 from gradient.nar.signing import SecretKey
 from gradient.settings.data_dir import DataDir
@@ -23,6 +24,9 @@ from gradient.settings.secrets import read_secret, write_atomically, write_secre
 DATA_VERSION: Final = 1
 # Bytes of the key behind upload grants.
 GRANT_SECRET: Final = 32
+MAX_VERSION: Final = 100  # bytes
+
+T = TypeVar("T")
 
 
 class DataDirUnusable(Exception):
@@ -46,23 +50,38 @@ class ServerFiles:
 def prepare_data_dir(data: DataDir, key_name: str = "gradient-1") -> ServerFiles:
     """Make what is missing and read the rest. Raises DataDirUnusable and SettingsError in one line."""
     try:
+        _check_name(data)
         data.root.mkdir(parents=True, exist_ok=True)
         _check_version(data)
         return ServerFiles(
-            admin_token=_secret(data.admin_token, new_token),
-            worker_token=_secret(data.worker_token, new_token),
-            signing_key=SecretKey.parse(
-                _secret(data.signing_key, lambda: SecretKey.generate(key_name).text())
+            admin_token=_secret(data.admin_token, new_token, str),
+            worker_token=_secret(data.worker_token, new_token, str),
+            signing_key=_secret(
+                data.signing_key, lambda: SecretKey.generate(key_name).text(), SecretKey.parse
             ),
-            grants=Grants(bytes.fromhex(_secret(data.grant_secret, lambda: secrets.token_hex(GRANT_SECRET)))),
+            grants=_secret(
+                data.grant_secret,
+                lambda: secrets.token_hex(GRANT_SECRET),
+                lambda text: Grants(bytes.fromhex(text)),
+            ),
         )
     except OSError as error:
         raise DataDirUnusable(f"cannot use the data directory {data.root}: {error.strerror}") from error
 
 
+def _check_name(data: DataDir) -> None:
+    """PostgreSQL is told the place of its socket in UTF-8."""
+    try:
+        str(data.root).encode()
+    except UnicodeEncodeError:
+        raise DataDirUnusable(
+            f"cannot use the data directory {str(data.root)!r}: its name is not UTF-8"
+        ) from None
+
+
 def _check_version(data: DataDir) -> None:
     try:
-        text = data.version.read_text().strip()
+        text = data.version.read_bytes()[:MAX_VERSION].strip()
     except FileNotFoundError:
         write_atomically(data.version, f"{DATA_VERSION}\n")
         return
@@ -72,12 +91,17 @@ def _check_version(data: DataDir) -> None:
         )
     if int(text) > DATA_VERSION:
         raise DataTooNew(
-            f"{data.root} was written by a newer Gradient (data version {text}, this one knows"
+            f"{data.root} was written by a newer Gradient (data version {int(text)}, this one knows"
             f" {DATA_VERSION}): use the newer program, or another --data-dir"
         )
 
 
-def _secret(path: Path, make: Callable[[], str]) -> str:
+def _secret(path: Path, make: Callable[[], str], parse: Callable[[str], T]) -> T:
     if not path.exists():
         write_secret(path, make() + "\n")
-    return read_secret(path)
+    text = read_secret(path)
+    try:
+        return parse(text)
+    except (InvalidKey, ValueError):
+        # Not what was wrong with it: that could tell a part of it.
+        raise DataDirUnusable(f"{path} is damaged: restore it, or remove it to have a new one made") from None

@@ -46,7 +46,7 @@ def write_atomically(path: Path, text: str, *, mode: int = PUBLIC_MODE) -> None:
 
 
 def read_secret(path: Path) -> str:
-    """The text of a secret, without the newline at its end.
+    """The text of a secret, without blanks around it.
 
     Raises InsecureSecret when everybody on this machine may read or write the file, SettingsError when
     it is no secret at all, and FileNotFoundError when there is none.
@@ -62,9 +62,13 @@ def read_secret(path: Path) -> str:
     finally:
         os.close(descriptor)
     try:
-        return data.decode("utf-8").removesuffix("\n")
+        text = data.decode("ascii").strip()
     except UnicodeDecodeError:
         raise SettingsError(f"{path}: not a secret: expected text") from None
+    # An empty token would let everybody in.
+    if not text or not text.isprintable() or " " in text:
+        raise SettingsError(f"{path}: not a secret: {'expected one word' if text else 'it is empty'}")
+    return text
 
 
 def _sync_folder(folder: Path) -> None:
