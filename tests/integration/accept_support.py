@@ -38,6 +38,9 @@ T = TypeVar("T")
 ROOT: Final = Path(__file__).parents[2]
 EXAMPLES: Final = ROOT / "examples"
 
+# The commands are told of a Nix that is not the machine's own; builds then go through its daemon.
+NAMED: Final = "GRADIENT_TEST_NIX" in os.environ
+
 # Between two looks at something that will come.
 POLL: Final = 0.02  # seconds
 # For anything that takes seconds on an idle machine; a busy one is no failure.
@@ -348,12 +351,12 @@ def any_ports() -> Sequence[str]:
 
 
 @contextmanager
-def home(nix: str, *, named: bool = False, environment: Mapping[str, str] | None = None) -> Iterator[Home]:
+def home(nix: str, *, named: bool = NAMED) -> Iterator[Home]:
     """An installation that is gone afterwards. `named`: the commands are told which Nix it is."""
     # Not pytest's temporary folder: that is kept, with a database in it.
     with tempfile.TemporaryDirectory(prefix="gradient-accept-", ignore_cleanup_errors=True) as folder:
         option = ("--nix", nix) if named else ()
-        found = Home(Path(folder), Nix(Path(nix)), option, environment or {})
+        found = Home(Path(folder), Nix(Path(nix)), option)
         found.open()
         try:
             yield found

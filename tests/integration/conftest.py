@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,9 +9,6 @@ import pytest
 
 from tests.integration.accept_support import Home, home
 from tests.integration.web_support import Web, running_web
-
-# The commands are told of a Nix that is not the machine's own; builds then go through its daemon.
-NAMED = "GRADIENT_TEST_NIX" in os.environ
 
 
 @pytest.fixture
@@ -25,14 +21,14 @@ async def web(database_url: str, tmp_path: Path) -> AsyncIterator[Web]:
 @pytest.fixture
 def place(nix: str) -> Iterator[Home]:
     """An installation of this test's own, with nothing running."""
-    with home(nix, named=NAMED) as place:
+    with home(nix) as place:
         yield place
 
 
 @pytest.fixture(scope="module")
 def service(nix: str) -> Iterator[Home]:
     """A server and a worker that run, for the tests of one module."""
-    with home(nix, named=NAMED) as service:
+    with home(nix) as service:
         service.serve()
         service.work()
         yield service

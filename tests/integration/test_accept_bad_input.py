@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -15,7 +14,7 @@ import psycopg
 import pytest
 
 from gradient.cli.faults import Exit
-from tests.integration.accept_support import Ended, Home, free_port, home
+from tests.integration.accept_support import Ended, Home, free_port
 
 pytestmark = pytest.mark.nix
 
@@ -25,7 +24,8 @@ SYSTEM = "x86_64-linux"
 def check(ended: Ended, code: Exit, *words: str) -> None:
     """One line on stderr with all of `words`, in an exit with `code`; the same in the object of --json."""
     assert ended.code == code, ended
-    (line,) = ended.stderr.splitlines()
+    assert len(ended.stderr.splitlines()) == 1, ended
+    line = ended.stderr.rstrip()
     assert re.match(r"gradient( [a-z]+)?: ", line), line
     for word in words:
         assert word in line, (word, line)
@@ -54,21 +54,25 @@ def up(place: Home, *arguments: str) -> Ended:
 
 @attrs.frozen
 class Named:
-    """What is given for FLAKE, and what has to be said of it."""
+    """What is given for FLAKE, and what has to be said of it, by `up` just as by `build`."""
 
     flake: str
     words: tuple[str, ...]
+    command: str = "build"
 
 
 BAD_FLAKES = [
+    Named("./not-there", ("not-there",), "up"),
     Named("./not-there", ("not-there",)),
     Named("not-there", ("not-there",)),
     Named("/not/there#hello", ("/not/there",)),
     Named("path:/not/there", ("/not/there",)),
+    Named("./empty", ("flake.nix",), "up"),
     Named("./empty", ("flake.nix",)),
     Named("path:./empty", ("flake.nix",)),
     Named("./file", ("file",)),
     Named("./untracked", ("git", "add")),
+    Named("github:", ("github",), "up"),
     Named("github:", ("github",)),
     Named("github:owner", ("github",)),
     Named("gopher://host/flake", ("gopher",)),
@@ -80,21 +84,25 @@ BAD_FLAKES = [
 ]
 
 
-@pytest.mark.parametrize("named", BAD_FLAKES, ids=lambda named: named.flake)
-def test_a_flake_that_is_none(bad_flakes: Home, named: Named) -> None:
-    check(up(bad_flakes, named.flake), Exit.USAGE, *named.words)
+@pytest.mark.parametrize("named", BAD_FLAKES, ids=lambda named: f"{named.command} {named.flake}")
+def test_a_flake_that_is_none(bad_flakes: Home, place: Home, named: Named) -> None:
+    if named.command == "up":
+        shutil.copytree(bad_flakes.folder / "empty", place.folder / "empty")
+        ended = up(place, named.flake)
+    else:
+        ended = bad_flakes.run("build", "--json", named.flake)
+    check(ended, Exit.USAGE, *named.words)
 
 
 @pytest.fixture(scope="module")
-def bad_flakes(nix: str) -> Iterator[Home]:
+def bad_flakes(service: Home) -> Home:
     """A working folder with a good flake, and things that are none."""
-    with home(nix) as place:
-        shutil.copytree(place.flake('hello = build "hello" { } "echo > $out";'), place.folder / "good")
-        (place.folder / "empty").mkdir()
-        (place.folder / "file").write_text("{ }")
-        shutil.copytree(place.folder / "good", place.folder / "untracked")
-        place.git("untracked", "init", "-q")
-        yield place
+    shutil.copytree(service.flake('hello = build "hello" { } "echo > $out";'), service.folder / "good")
+    (service.folder / "empty").mkdir()
+    (service.folder / "file").write_text("{ }")
+    shutil.copytree(service.folder / "good", service.folder / "untracked")
+    service.git("untracked", "init", "-q")
+    return service
 
 
 # --- the machine ----------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ PACKAGES = {
     "layers": ({f"packages.{{}}.layer{layer}-{index}" for layer in range(10) for index in range(50)}, 500),
 }
 SYSTEM = "x86_64-linux"
+# For 500 builds on a machine that is busy with others.
+LARGE = 240.0  # seconds
 # Of another cache: signs nothing here.
 STRANGER = "stranger-1:MZvoUPaUBUJCTBwtj1cjXpMOyCNhGXwB2kUhmwCX1cM="
 
@@ -62,10 +64,10 @@ class Result:
 @pytest.fixture(scope="module", params=sorted(PACKAGES))
 def result(request: pytest.FixtureRequest, nix: str) -> Iterator[Result]:
     """An example with fresh derivations after `up --once --json --keep-serving` has evaluated it."""
-    with home(nix, named=False) as place:
+    with home(nix) as place:
         flake = place.example(request.param)
         program = place.start("up", "--once", "--json", "--keep-serving", str(flake))
-        yield Result(request.param, place, program.object())
+        yield Result(request.param, place, program.object(LARGE))
         ended = program.stop()
         assert ended.code == 0, ended
         assert ended.object["status"] == "Completed"
@@ -125,13 +127,12 @@ def test_nix_substitutes_every_output_with_its_references(result: Result, tmp_pa
 
 
 def test_another_key_is_refused(result: Result, tmp_path: Path) -> None:
-    said = result.copy(tmp_path / "store", *result.outputs, key=STRANGER, check=False)
-    assert "signature" in said
+    for path in sorted(result.outputs)[:5]:
+        assert "signature" in result.copy(tmp_path / "store", path, key=STRANGER, check=False)
 
 
+@pytest.mark.parametrize("result", ["hello"], indirect=True)
 def test_the_cache_answers_as_nix_expects(result: Result) -> None:
-    if result.name != "hello":
-        pytest.skip("one example is enough")
     cache = result.object["cache_url"]
     path = StorePath.parse(next(iter(result.outputs)))
     assert b"StoreDir: /nix/store\n" in fetch(f"{cache}/nix-cache-info").body

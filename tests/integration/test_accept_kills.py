@@ -184,7 +184,8 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_later(
     flake = str(place.flake(marks.builds(3, waiting="step1")))
     run = place.start("up", "--once", "--json", flake)
     run.until(lambda: marks.counts()["step0"] and place.builders(), "the second build")
-    run.send(number)
+    # To the whole group, as a terminal does it.
+    os.killpg(run.pid, number)
     ended = run.wait(DRAIN_LIMIT)
     assert ended.code == 130, ended
     assert ended.object["status"] == "Aborted"
@@ -195,6 +196,18 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_later(
     again = place.start("up", "--once", "--json", "--keep-serving", flake)
     assert again.object()["status"] == "Completed"
     built_once(place, marks, 3)
+
+
+def test_a_second_interrupt_stops_at_once(place: Home, marks: Marks) -> None:
+    flake = str(place.flake(marks.builds(1, waiting="step0")))
+    run = place.start("up", "--once", "--json", flake)
+    run.until(place.builders, "the build")
+    run.send(signal.SIGINT)
+    run.send(signal.SIGINT)
+    ended = run.wait(DRAIN_LIMIT)
+    assert ended.code == 130, ended
+    eventually(lambda: not place.processes(), "the end of everything", limit=10)
+    assert "Traceback" not in ended.stderr
 
 
 # --- killing ---------------------------------------------------------------------------------------
@@ -254,6 +267,13 @@ def test_a_database_killed_in_the_middle_of_builds(scene: Scene) -> None:
     pid = int((scene.place.data.postgres / "cluster" / "postmaster.pid").read_text().split()[0])
     os.kill(pid, signal.SIGKILL)
     scene.marks.go.touch()
+    scene.completes()
+    assert scene.server.runs
+
+
+def test_connections_to_the_database_that_are_cut(scene: Scene) -> None:
+    """As by an administrator, or by a restart of a PostgreSQL that is not ours."""
+    scene.place.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
     scene.completes()
     assert scene.server.runs
 
