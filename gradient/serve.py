@@ -114,9 +114,6 @@ async def _start(
         await root.start(partial(tasks.database.serve, partial(server.run_database, embedded)))
     await root.start(partial(tasks.lock.serve, server.hold_lock))
     await server.prepare()
-    root.start_soon(tasks.writer.run, server.run_writer)
-    for a_pass in server.passes():
-        root.start_soon(a_pass)
     with _listening_on(listen.proto):
         limit = server.settings.proto.max_connections
         links = partial(
@@ -132,6 +129,11 @@ async def _start(
             serve_http, make_app(server.site), listen.http.host, listen.http.port, stop=tasks.stop_http
         )
         port = await root.start(partial(tasks.http.serve, pages))
+    # After the listeners, which may not come about: nothing is then interrupted in its work. What a first
+    # caller wants recorded waits in the writer's channel.
+    root.start_soon(tasks.writer.run, server.run_writer)
+    for a_pass in server.passes():
+        root.start_soon(a_pass)
     http, proto = Address(listen.http.host, port), Address(listen.proto.host, bound[0][1])
     task_status.started(await _announce(server, http, proto))
     return _stop_phases(server, tasks, has_database=embedded is not None)
