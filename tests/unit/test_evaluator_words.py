@@ -6,7 +6,7 @@ import pytest
 
 from gradient.nix.evaluator.expressions import quote, read_look
 from gradient.nix.evaluator.findings import AttrSet, Derivation, Plain
-from gradient.nix.evaluator.messages import headline, is_import_from_derivation, tidy
+from gradient.nix.evaluator.messages import about_the_flake, headline, is_import_from_derivation, tidy
 
 DRV = "/nix/store/00000000000000000000000000000000-hello.drv"
 
@@ -105,3 +105,17 @@ def test_import_from_derivation_is_recognised_wrapped_or_not() -> None:
     assert is_import_from_derivation(text)
     assert is_import_from_derivation(text.replace(" during ", "\n       during "))
     assert not is_import_from_derivation("error: cannot build 'x' because of the weather")
+
+
+@pytest.mark.parametrize(
+    ("remarks", "expected"),
+    [
+        ("", ""),
+        ("warning: `x` is deprecated", "`x` is deprecated"),
+        ("trace: one\nwarning: two", "trace: one\nwarning: two"),
+        ("warning: error: SQLite database '/nix/var/nix/db/db.sqlite' is busy\ntrace: one", "trace: one"),
+        ("warning: SQLite database '/nix/var/nix/db/db.sqlite' is busy", ""),
+    ],
+)
+def test_remarks_about_the_flake(remarks: str, expected: str) -> None:
+    assert about_the_flake(remarks) == expected

@@ -30,7 +30,7 @@ from gradient.nix.evaluator.findings import (
     Question,
 )
 from gradient.nix.evaluator.flake import FlakeUnusable, open_flake
-from gradient.nix.evaluator.messages import is_import_from_derivation
+from gradient.nix.evaluator.messages import about_the_flake, is_import_from_derivation
 from gradient.nix.evaluator.pool import EvaluatorPool
 from gradient.nix.evaluator.settings import Role
 from gradient.nix.evaluator.survey import Survey
@@ -184,7 +184,8 @@ class _Crew:
         self._ask(self._survey.heard(question, standing))
         if isinstance(standing, Derivation) and standing.drv_path is not None:
             self._progress.derivations += 1
-            await self._findings.send(Evaluated(question.attr, standing.drv_path, answer.remarks))
+            remarks = about_the_flake(answer.remarks)
+            await self._findings.send(Evaluated(question.attr, standing.drv_path, remarks))
         self._close(question)
 
     async def _unanswered(self, question: Question, heard: object, lane: Lane) -> None:

@@ -17,6 +17,15 @@ _EXCERPT: Final = re.compile(r"\s*\d*\|")
 _IMPORT: Final = re.compile(
     r"cannot build .* during evaluation because the option 'allow-import-from-derivation' is disabled"
 )
+# Said while others write to the same store, and says nothing about the flake.
+_BUSY: Final = re.compile(r"SQLite database '.*' is busy")
+
+
+def about_the_flake(remarks: str) -> str:
+    """The warnings and traces that a flake's author can do something about; the first word "warning" is what
+    they are filed under."""
+    kept = [line for line in remarks.splitlines() if not _BUSY.search(line)]
+    return "\n".join(kept).strip().removeprefix("warning: ")
 
 
 def tidy(message: str) -> str:
