@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from signal import Signals
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import structlog
 import trio
@@ -17,12 +17,18 @@ from gradient.cli.output import Output
 from gradient.nursery.health import leaves
 from gradient.nursery.signals import Stop, listen
 
+# How long a thread computes before another that waits may go on. Our worker threads do many short file
+# operations, after each of which they wait for their turn again: with Python's 5 ms, an upload of 50 small
+# NARs took three times as long beside a busy event loop. Ten times as many turns cost nothing measurable.
+SWITCH_INTERVAL: Final = 0.0005  # seconds
+
 # A command: told of a wish to stop, it drains and returns its exit code.
 Command = Callable[[Stop], Awaitable[int]]
 
 
 def run(out: Output, command: Command) -> NoReturn:
     """Run `command` and exit with its code, or with that of the fault which ended it."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         code = trio.run(_with_signals, command)
     except BaseException as error:  # trio has ended: nothing is swallowed  # noqa: ASYNC103

@@ -70,11 +70,14 @@ class LocalObjects:
 
     def adopt(self, file: Path, key: str) -> None:
         path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             # A row may name the old object already: a power cut must leave the old one or the new one.
             make_durable(file.parent, (file,))
-        file.replace(path)
+        try:
+            file.replace(path)
+        except FileNotFoundError:  # the first one in its folder
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(path)
 
     def size(self, key: str) -> int:
         try:

