@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -63,6 +64,21 @@ async def test_no_nix_is_said_in_clear_words(tmp_path: Path, environ: dict[str, 
         await connect(StdioAddress((str(tmp_path / "nix-daemon"), "--stdio")))
     with pytest.raises(NixMissing, match="can be reached"):
         await connect(SocketAddress(str(tmp_path / "socket")))
+
+
+async def test_a_store_of_somebody_else_is_said_in_clear_words(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nix, daemon = program(tmp_path / "bin", "nix"), program(tmp_path / "bin", "nix-daemon")
+    (tmp_path / "state" / "db").mkdir(parents=True)
+    environ |= {"NIX_STATE_DIR": str(tmp_path / "state")}
+    assert await find_daemon(None, environ) == StdioAddress((str(daemon), "--stdio"))
+    access = os.access  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    for named in (None, str(nix)):
+        with pytest.raises(NixMissing, match="who may not write to the Nix store"):
+            await find_daemon(named, environ)
+    assert await find_daemon(None, environ | {"NIX_REMOTE": "/elsewhere"})
 
 
 async def test_the_last_words_of_a_child_are_quoted(tmp_path: Path) -> None:

@@ -21,6 +21,11 @@ DEFAULT_SOCKET: Final = "/nix/var/nix/daemon-socket/socket"
 # Nix itself reads this name, for a daemon that listens elsewhere.
 SOCKET_VARIABLE: Final = "NIX_DAEMON_SOCKET_PATH"
 
+# The store's own files, where only its owner writes; and a store that is elsewhere altogether.
+DEFAULT_STATE: Final = "/nix/var/nix"
+STATE_VARIABLE: Final = "NIX_STATE_DIR"
+REMOTE_VARIABLE: Final = "NIX_REMOTE"
+
 
 @attrs.frozen
 class SocketAddress:
@@ -46,7 +51,9 @@ async def find_daemon(nix: str | None = None, environ: Mapping[str, str] = os.en
     if something accepts connections there, else `nix-daemon` of PATH as a child.
     """
     if nix is not None:
-        return _neighbour(nix, environ)
+        child = _neighbour(nix, environ)
+        _check_rights(environ, f"{child.argv[0]} is started as this user")
+        return child
     socket_path = environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET
     if await _answers(socket_path):
         return SocketAddress(socket_path)
@@ -56,7 +63,18 @@ async def find_daemon(nix: str | None = None, environ: Mapping[str, str] = os.en
             f"no Nix daemon answers on {socket_path} and there is no nix-daemon on PATH: "
             "install Nix 2.8 or newer, or name a nix binary"
         )
+    _check_rights(environ, f"no Nix daemon lets this user connect to {socket_path}")
     return StdioAddress((program, "--stdio"))
+
+
+def _check_rights(environ: Mapping[str, str], why: str) -> None:
+    """A daemon of our own needs the rights that the Nix store asks for; it would say so in its own terms."""
+    database = Path(environ.get(STATE_VARIABLE) or DEFAULT_STATE, "db")
+    if database.exists() and not os.access(database, os.W_OK) and not environ.get(REMOTE_VARIABLE):
+        raise NixMissing(
+            f"{why}, who may not write to the Nix store ({database}): start the nix-daemon service and let "
+            "this user connect to it, or run this as the owner of the store"
+        )
 
 
 def _neighbour(nix: str, environ: Mapping[str, str]) -> StdioAddress:
