@@ -22,6 +22,7 @@ from gradient.nar.bridge import feed_thread, until_cancelled
 from gradient.nar.errors import InvalidNar
 from gradient.nar.hashing import HashingSink
 from gradient.nar.unpack import decompress
+from gradient.nix.daemon.errors import DaemonError
 from gradient.nix.daemon.path_info import PathInfo
 from gradient.nix.errors import NixError
 from gradient.nix.hashes import Hash
@@ -116,7 +117,10 @@ class Downloader:
                 as_told = _path_info(info)
                 async with self._machine.store.connection() as store:
                     pieces = _Pieces(nar, as_told.nar_size)
-                    await store.add_to_store_nar(as_told, pieces, dont_check_sigs=True)
+                    try:
+                        await store.add_to_store_nar(as_told, pieces, dont_check_sigs=True)
+                    except DaemonError as error:
+                        raise import_refused(info.path, error) from error
             done[info.path].set()
         finally:
             self._machine.downloads.release_on_behalf_of(done[info.path])
@@ -149,6 +153,17 @@ class Downloader:
                     raise DownloadFailed(f"HTTP {body.status}")
                 return await feed_thread(_verify(info), Watched(body, patience, STALL_LIMIT))
         raise DownloadFailed(f"nothing came for {STALL_LIMIT:g} s")
+
+
+def import_refused(path: str, error: DaemonError) -> JobFault:
+    """The store does not take what was downloaded and verified: that is no fault of any derivation."""
+    hint = (
+        "; let the daemon trust this worker's user (trusted-users in nix.conf) or the cache's key "
+        "(trusted-public-keys)"
+        if "signature" in str(error)
+        else ""
+    )
+    return JobFault(FailureKind.TRANSIENT, f"{path} cannot be imported: {error}{hint}")
 
 
 def import_order(closure: Mapping[str, CachedPathInfo]) -> list[str]:

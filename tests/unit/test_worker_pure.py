@@ -18,7 +18,7 @@ from gradient.nix.flake_url import parse_flake_ref
 from gradient.wire.messages import CachedPathInfo, Candidate, RequiredPath
 from gradient.worker.build_log import TokenBucket
 from gradient.worker.capabilities import _settings, _words
-from gradient.worker.downloads import import_order
+from gradient.worker.downloads import import_order, import_refused
 from gradient.worker.errors import MAX_TEXT, JobFault, build_failure_kind, failure_of
 from gradient.worker.fetch import tree_attributes
 from gradient.worker.git_process import GitError
@@ -91,6 +91,16 @@ def test_references_in_a_circle_are_refused() -> None:
     closure = {i.path: i for i in (info("a", "b"), info("b", "a"))}
     with pytest.raises(JobFault, match="circle"):
         import_order(closure)
+
+
+def test_an_import_that_the_store_refuses_is_the_machines_trouble() -> None:
+    """Another worker may be trusted; and whoever reads it learns what to do."""
+    refused = import_refused(
+        path("a"), DaemonError("cannot add path '...' because it lacks a valid signature")
+    )
+    assert refused.kind is FailureKind.TRANSIENT
+    assert "lacks a valid signature; let the daemon trust this worker's user (trusted-users" in str(refused)
+    assert "trusted-users" not in str(import_refused(path("a"), DaemonError("the database is busy")))
 
 
 # --- failures -------------------------------------------------------------------------------------

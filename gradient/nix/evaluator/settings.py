@@ -20,7 +20,8 @@ from gradient.nix.evaluator.child import Invocation
 # Where the store is and how the network is reached; nothing that a flake could use to tell hosts apart.
 _PASSED_ON: Final = (
     "PATH", "TMPDIR",
-    "NIX_REMOTE", "NIX_STORE_DIR", "NIX_STATE_DIR", "NIX_LOG_DIR", "NIX_CONF_DIR", "NIX_DATA_DIR",
+    "NIX_REMOTE", "NIX_DAEMON_SOCKET_PATH",
+    "NIX_STORE_DIR", "NIX_STATE_DIR", "NIX_LOG_DIR", "NIX_CONF_DIR", "NIX_DATA_DIR",
     "NIX_SSL_CERT_FILE", "SSL_CERT_FILE", "SSH_AUTH_SOCK",
     "http_proxy", "https_proxy", "all_proxy", "no_proxy",
 )  # fmt: skip
