@@ -562,20 +562,18 @@ class Pool:
     """At most `size` connections, lent one at a time. Made by `Pool.open`."""
 
     url: str
-    # Holds `size` slots between loans: an idle connection, or None for one still to be made.
-    _give: trio.MemorySendChannel[Connection | None]
-    _take: trio.MemoryReceiveChannel[Connection | None]
+    _permits: trio.Semaphore
+    # The last used at the end, and lent first: it has its statements prepared and its catalog read, and
+    # where one is enough no other is made.
+    _idle: list[Connection] = attrs.field(factory=list, init=False)
     # Once closed, what comes back is not kept.
-    _closed: bool = False
+    _closed: bool = attrs.field(default=False, init=False)
 
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, size: int) -> AsyncIterator[Pool]:
         """A pool of up to `size` connections to `url`; none is made before it is needed."""
-        give, take = trio.open_memory_channel[Connection | None](size)
-        for _ in range(size):
-            give.send_nowait(None)
-        pool = cls(url, give, take)
+        pool = cls(url, trio.Semaphore(size, max_value=size))
         try:
             yield pool
         finally:
@@ -588,15 +586,16 @@ class Pool:
         Raises `DatabaseDown` when the server has not answered for `RECONNECT_PAUSES`. What is given
         back closed, or with a transaction open, is not lent again.
         """
-        connection = await self._take.receive()
-        try:
-            if connection is None or not connection.is_idle():
-                if connection is not None:
-                    connection.abandon()
-                connection = await self._connect()
-            yield connection
-        finally:
-            self._put(connection)
+        async with self._permits:
+            connection = self._idle.pop() if self._idle else None
+            try:
+                if connection is None or not connection.is_idle():
+                    if connection is not None:
+                        connection.abandon()
+                    connection = await self._connect()
+                yield connection
+            finally:
+                self._put(connection)
 
     async def _connect(self) -> Connection:
         for pause in RECONNECT_PAUSES:
@@ -607,15 +606,15 @@ class Pool:
         return await Connection.connect(self.url)
 
     def _put(self, connection: Connection | None) -> None:
-        if connection is not None and (self._closed or not connection.is_idle()):
+        if connection is None:
+            return
+        if self._closed or not connection.is_idle():
             connection.abandon()
-            connection = None
-        self._give.send_nowait(connection)
+        else:
+            self._idle.append(connection)
 
     def close(self) -> None:
         """Close the idle connections, and each lent one as it comes back. Closing twice is fine."""
         self._closed = True
-        for _ in range(self._take.statistics().current_buffer_used):
-            connection = self._take.receive_nowait()
-            if connection is not None:
-                connection.abandon()
+        while self._idle:
+            self._idle.pop().abandon()

@@ -53,7 +53,8 @@ async def evaluate(
     async with trio.open_nursery() as beside:
         beside.start_soon(_tell_progress, job, progress, walk)
         imports = Imports(job, machine, downloader, to_walk)
-        proxy = DaemonProxy(machine.store.address, imports.build)
+        async with machine.store.connection() as store:
+            proxy = DaemonProxy(machine.store.address, imports.build, store.info.minor)
         flake = await _flake_address(source, inputs, machine)
         request = Request(
             flake,

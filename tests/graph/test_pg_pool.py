@@ -26,6 +26,21 @@ async def test_an_idle_connection_is_lent_again(database_url: str) -> None:
             assert await backend(connection) == first
 
 
+async def test_the_last_used_is_lent_first(database_url: str) -> None:
+    async with Pool.open(database_url, size=3) as pool:
+        async with pool.connection():
+            async with pool.connection() as connection:
+                second = await backend(connection)
+            for _ in range(2):
+                async with pool.connection() as connection:
+                    assert await backend(connection) == second
+        async with pool.connection() as connection:
+            first = await backend(connection)
+        assert first != second
+        async with pool.connection() as connection:
+            assert await backend(connection) == first
+
+
 async def test_no_more_are_lent_than_there_are(database_url: str) -> None:
     async with Pool.open(database_url, size=2) as pool:
         async with pool.connection() as one, pool.connection() as two:

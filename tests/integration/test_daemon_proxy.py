@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from gradient.nix.daemon.address import DaemonAddress, find_daemon
+from gradient.nix.daemon.address import DaemonAddress, StdioAddress, find_daemon
 from gradient.nix.daemon.connection import connect
+from gradient.nix.daemon.errors import NixMissing
 from gradient.nix.daemon.proxy import DaemonProxy, ImportFailed
 
 pytestmark = pytest.mark.nix
@@ -192,6 +193,21 @@ async def test_a_missing_path_is_asked_for_by_its_name() -> None:
         assert f"{missing} is needed by this evaluation but was not built: nobody has it" in str(
             result.stderr
         )
+
+
+async def test_a_daemon_whose_version_is_known_is_not_asked() -> None:
+    async def nothing(paths: tuple[str, ...]) -> None:
+        raise AssertionError
+
+    for newest, starts in ((34, True), (None, False)):
+        served = DaemonProxy(StdioAddress(("/nowhere/nix-daemon", "--stdio")), nothing, newest)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(served.run)
+                nursery.cancel_scope.cancel()
+            assert starts
+        except* NixMissing:
+            assert not starts
 
 
 async def test_the_socket_is_private_and_goes_away() -> None:

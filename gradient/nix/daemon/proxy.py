@@ -68,16 +68,20 @@ class DaemonProxy:
 
     upstream: DaemonAddress
     on_build: OnBuild
+    # The protocol version that the daemon speaks, where the caller knows; to ask costs a connection.
+    newest: int | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Started with the store's address, for `nix --store ADDRESS`.
 
-        Raises what `connect` raises when there is no daemon to begin with. A client or daemon that
+        Raises what `connect` raises when there is no daemon to ask for its version. A client or daemon that
         breaks off later ends its session alone; what `on_build` raises other than `DaemonFailure`
         ends the proxy.
         """
-        async with await connect(self.upstream) as connection:
-            newest = connection.info.minor
+        newest = self.newest
+        if newest is None:
+            async with await connect(self.upstream) as connection:
+                newest = connection.info.minor
         folder = _make_folder()
         try:
             path = os.path.join(folder, SOCKET_NAME)  # noqa: ASYNC240 - joins strings
