@@ -66,8 +66,9 @@ def log(
 
 @attrs.frozen
 class Wanted:
-    """What the user named: a build, or a derivation by its path (`build` is None)."""
+    """What the user named, in the user's word for it: a build, or a derivation (`build` is None)."""
 
+    name: str
     address: str
     build: int | None = None
 
@@ -79,14 +80,14 @@ async def _find(api: Api, build: str) -> Wanted:
             path = StorePath.parse(build)
         except NixError as error:
             raise BadUsage(str(error)) from error
-        return Wanted(f"{await api.cache()}/log/{path.base_name}")
+        return Wanted(build, f"{await api.cache()}/log/{path.base_name}")
     number = int(build) if _is_number(build) else await _build_of_last_evaluation(api, build)
-    return Wanted(f"/api/v1/builds/{number}/log", number)
+    return Wanted(build, f"/api/v1/builds/{number}/log", number)
 
 
 async def _why_none(api: Api, wanted: Wanted) -> str:
     if wanted.build is None:
-        return "the cache has no log of this derivation"
+        return f"the cache has no log of {wanted.name}"
     return why_no_log(await api.build(wanted.build))
 
 
@@ -111,7 +112,7 @@ def _is_number(text: str) -> bool:
 async def _build_of_last_evaluation(api: Api, name: str) -> int:
     newest = await api.evaluations(1)
     if not newest:
-        raise NotFound("the server has no evaluation yet")
+        raise NotFound(f"there is no build {name}: the server has no evaluation yet")
     evaluation = await api.evaluation(newest[0]["evaluation"])
     return pick_build(evaluation, name)
 
