@@ -289,6 +289,8 @@ async def test_opening_a_flake_tells_what_was_fetched(pool: EvaluatorPool, tmp_p
     ("text", "reason"),
     [
         ("{ outputs = { self }: { x = ; }; }", "syntax error"),
+        ("{ outputs = { self }: { x = 1; };", r"unexpected end of file[\s\S]*flake\.nix:1:"),
+        ("", "unexpected end of file"),
         ('{ outputs = { self }: throw "no outputs today"; }', "no outputs today"),
         ("{ outputs = { self }: 5; }", "expected a set|is an integer"),
         ('{ inputs.x.url = "git+file:///nowhere"; outputs = x: { }; }', "lock|nowhere"),
@@ -302,6 +304,24 @@ async def test_a_broken_flake_is_one_clear_error(
             await open_flake(child)
     assert re.search(reason, str(refused.value))
     assert headline(str(refused.value)).startswith("error: ")
+
+
+async def test_a_file_that_ends_in_the_middle_is_no_request_that_goes_on(
+    pool: EvaluatorPool, tmp_path: Path
+) -> None:
+    """Nix 2.8 would wait for the rest of it, from us."""
+    text = "{ outputs = { self }: { good = 1; bad = import ./bad.nix; }; }"
+    flake = store_flake(tmp_path / "flake", text, {"bad.nix": "{ a = "})
+    async with pool.lend(flake) as child:
+        await open_flake(child)
+        for _ in range(2):
+            await child.begin("builtins.deepSeq [ (s 1) flake.outputs.bad (s 3) ] 5")
+            assert await child.hear() == Answer(1, "")
+            ended = await child.hear()
+            assert isinstance(ended, Refused)
+            assert "unexpected end of file" in headline(ended.message)
+            assert "-source/bad.nix:1:" in ended.message
+            assert (await child.ask("flake.outputs.good")).value == 1
 
 
 async def test_a_flake_that_is_not_there(pool: EvaluatorPool, tmp_path: Path) -> None:

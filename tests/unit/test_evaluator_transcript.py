@@ -9,7 +9,9 @@ import pytest
 from gradient.nix.evaluator.transcript import (
     MAX_DIAGNOSTICS,
     MAX_VALUE,
+    Continued,
     Ended,
+    Event,
     Said,
     Transcript,
     TranscriptError,
@@ -28,7 +30,7 @@ def end(number: int, *, colour: bool = True) -> bytes:
     return f"nix-repl> e {number}\n{printed}\n\n".encode()
 
 
-def read(data: bytes, size: int = 10**9) -> list[Said | Ended]:
+def read(data: bytes, size: int = 10**9) -> list[Event]:
     transcript = Transcript(TOKEN)
     return [heard for at in range(0, len(data), size) for heard in transcript.feed(data[at : at + size])]
 
@@ -54,6 +56,12 @@ def test_a_conversation_in_any_pieces(size: int) -> None:
     assert isinstance(first_end, Ended)
     assert first_end.number == 1
     assert second_end == Ended(2, "error: boo\n\n       at here")
+
+
+def test_a_request_that_nix_waits_for_more_of() -> None:
+    said = b"nix-repl> s (x)\n" + answer(1) + b"          e 3\n"
+    assert read(said, 7) == [Said(b"1", ""), Continued(3)]
+    assert read(b"nix-repl> e 3\n          e three\n          e 3 and more\n") == []
 
 
 def test_an_answer_after_a_line_that_was_not_ended() -> None:

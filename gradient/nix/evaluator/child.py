@@ -24,7 +24,8 @@ from gradient.nix.evaluator import expressions
 from gradient.nix.evaluator.errors import ChildDied, EvaluationFailed, EvaluatorUnusable
 from gradient.nix.evaluator.findings import FlakeAddress
 from gradient.nix.evaluator.messages import tidy
-from gradient.nix.evaluator.transcript import Ended, Said, Transcript, TranscriptError
+from gradient.nix.evaluator.once import error_of
+from gradient.nix.evaluator.transcript import Continued, Ended, Event, Said, Transcript, TranscriptError
 
 # A request is written without a reader beside the writer: it must fit into the pipe (64 KiB), or child
 # and parent could wait for each other to read.
@@ -37,6 +38,9 @@ DECODE_INLINE: Final = 64 * 2**10  # bytes
 REAP_LIMIT: Final = 5.0  # seconds
 # From a child's last word to its exit status.
 EXIT_GRACE: Final = 1.0  # seconds
+END_OF_FILE: Final = "unexpected end of file"
+# For an error that a process of its own does not repeat.
+UNEXPLAINED: Final = f"error: syntax error, {END_OF_FILE}: a file ends in the middle of an expression"
 # Under memory pressure the kernel should rather take a child, which can be replaced, than the worker.
 OOM_SCORE: Final = 600
 
@@ -50,6 +54,11 @@ class Invocation:
     argv: tuple[str, ...]
     environment: dict[str, str]
     folder: Path
+
+    def once(self, expression: str) -> tuple[str, ...]:
+        """The command that evaluates one expression under the same options, and ends."""
+        program, _, *options = self.argv
+        return (program, "eval", *options, "--expr", expression)
 
 
 @attrs.frozen
@@ -73,14 +82,20 @@ class Child:
 
     # The flake this child evaluates; None for a child that evaluates none.
     flake: FlakeAddress | None
+    _invocation: Invocation
     _process: trio.Process
     _stdin: trio.lowlevel.FdStream
     _stdout: trio.lowlevel.FdStream
     _transcript: Transcript
-    _heard: deque[Said | Ended] = attrs.field(factory=deque, init=False)
+    _heard: deque[Event] = attrs.field(factory=deque, init=False)
     # The number of the last request, and whether it is under way.
     _number: int = attrs.field(default=0, init=False)
     _busy: bool = attrs.field(default=False, init=False)
+    # What was sent for it, and the names bound before.
+    _statement: str = attrs.field(default="", init=False)
+    _definitions: str = attrs.field(default="", init=False)
+    # Nix's error, once it waits for more of the request; what it says from then on is of no use.
+    _given_up: str | None = attrs.field(default=None, init=False)
     # Why the child was condemned, in words; once set it never answers again.
     _verdict: str | None = attrs.field(default=None, init=False)
     _broken: bool = attrs.field(default=False, init=False)
@@ -108,7 +123,7 @@ class Child:
             raise EvaluatorUnusable(f"cannot start {invocation.argv[0]}: {error.strerror}") from error
         assert isinstance(process.stdin, trio.lowlevel.FdStream)
         assert isinstance(process.stdout, trio.lowlevel.FdStream)
-        child = cls(flake, process, process.stdin, process.stdout, Transcript(token))
+        child = cls(flake, invocation, process, process.stdin, process.stdout, Transcript(token))
         try:
             child._prefer_for_oom()
             await child._write(expressions.protocol_definitions(token))
@@ -157,23 +172,37 @@ class Child:
             raise EvaluationFailed(f"the request is longer than {MAX_STATEMENT // 2**10} KiB")
         self._number += 1
         self._busy = True
+        self._statement, self._given_up = statement, None
         await self._write(expressions.request(self._number, statement))
 
     async def hear(self) -> Answer | Refused:
         """The next answer to the request, or its end: Refused if answers are still due. Raises ChildDied."""
-        while not self._heard:
-            await self._read()
-        heard = self._heard.popleft()
-        if isinstance(heard, Said):
-            return Answer(await self._decode(heard), heard.remarks)
-        if heard.number != self._number:
-            raise await self._broke_off("it answered out of turn")
-        self._busy = False
-        return Refused(tidy(heard.diagnostics))
+        while True:
+            while not self._heard:
+                await self._read()
+            match self._heard.popleft():
+                case Said() as said if self._given_up is None:
+                    return Answer(await self._decode(said), said.remarks)
+                case Continued(number) if self._given_up is None and number == self._number:
+                    await self._give_up()
+                case Ended(number, diagnostics):
+                    if number != self._number:
+                        raise await self._broke_off("it answered out of turn")
+                    self._busy = False
+                    return Refused(self._given_up or tidy(diagnostics))
+
+    async def _give_up(self) -> None:
+        """End a request that Nix waits for more of, for a reason that it does not tell."""
+        await self._write(expressions.reset(self._number))
+        argv = self._invocation.once(expressions.alone(self._definitions, self._statement))
+        error = await error_of(argv, self._invocation.environment, self._invocation.folder)
+        # Where it fails otherwise, such as for want of time, what is known is said.
+        self._given_up = error if END_OF_FILE in error else UNEXPLAINED
 
     async def define(self, lines: str) -> None:
         """Bind names, with nothing under way; errors show when one is used. Raises ChildDied."""
         assert not self._busy
+        self._definitions += lines
         await self._write(lines)
 
     def rss(self) -> int:

@@ -72,6 +72,18 @@ def request(number: int, statement: str) -> str:
     return f"{statement}\ne {number}\n"
 
 
+def reset(number: int) -> str:
+    """The lines that end a request which Nix waits for more of: what no expression can go on with, and its
+    end once more."""
+    return f")\ne {number}\n"
+
+
+def alone(definitions: str, statement: str) -> str:
+    """One expression that fails as `statement` fails in a child that was given `definitions`."""
+    bindings = ["s = value: builtins.deepSeq value value", *definitions.splitlines()]
+    return f"let {'; '.join(bindings)}; in {statement}"
+
+
 def say(expression: str) -> str:
     """The statement that answers the value of one expression."""
     return f"s ({expression})"

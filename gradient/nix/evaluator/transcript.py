@@ -7,6 +7,9 @@ too), traces, warnings. Two kinds of line are ours, known by a token that the ev
     trace: <token> val <JSON>   an answer; a request can have several, and then they come one by one
     "<token> end <number>"      the request is over; without its answers, because Nix refused
 
+A third line is Nix's, up to version 2.18 or so: an error that is about the end of some file looks to it as if
+our line went on, so it says nothing, prompts with blanks and takes the end of the request for more of it.
+
 The echo never holds the token, because the child is given it in two halves to join. Answers are traced,
 not printed: a trace is written as it is, a printed string is escaped, and not alike by all versions.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from typing import Final, TypeAlias
 
 import attrs
 
@@ -26,6 +29,7 @@ MAX_DIAGNOSTICS: Final = 32 * 2**10  # bytes
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _PROMPT = b"nix-repl> "
+_CONTINUED = re.compile(rb" {10}e (\d+)$")
 
 
 class TranscriptError(Exception):
@@ -52,6 +56,21 @@ class Ended:
     diagnostics: str
 
 
+@attrs.frozen
+class Continued:
+    """Nix waits for more of the request: a file that it read ends in the middle."""
+
+    number: int
+
+
+Event: TypeAlias = Said | Ended | Continued
+
+
+def without_colour(text: bytes) -> bytes:
+    """`text` without the escape sequences of terminals."""
+    return _ANSI.sub(b"", text)
+
+
 class Transcript:
     """Feed it what the pipe gives; it returns what is complete."""
 
@@ -64,7 +83,7 @@ class Transcript:
         self._tail = bytearray()  # and the last half
         self._omitted = False
 
-    def feed(self, data: bytes) -> list[Said | Ended]:
+    def feed(self, data: bytes) -> list[Event]:
         """Take in bytes. Raises TranscriptError on an answer over MAX_VALUE or an end without a number."""
         self._rest += data
         heard = []
@@ -85,7 +104,7 @@ class Transcript:
         self._searched = 0
         return self._take_diagnostics()
 
-    def _take(self, line: bytes) -> Said | Ended | None:
+    def _take(self, line: bytes) -> Event | None:
         # Not only at its beginning: what was said before may not have ended its line.
         if (at := line.find(self._value_mark)) >= 0:
             text = line[at + len(self._value_mark) :]
@@ -96,11 +115,13 @@ class Transcript:
             if not number.isdigit():
                 raise TranscriptError("the end of an answer without its number")
             return Ended(int(number), self._take_diagnostics())
+        if continued := _CONTINUED.search(without_colour(line)):
+            return Continued(int(continued[1]))
         self._note(line + b"\n")
         return None
 
     def _note(self, line: bytes) -> None:
-        line = _ANSI.sub(b"", line)
+        line = without_colour(line)
         if line.startswith(_PROMPT):
             return
         room = MAX_DIAGNOSTICS // 2 - len(self._head)
