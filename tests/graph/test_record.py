@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -196,8 +197,9 @@ async def test_a_build_input_that_is_also_referred_to_has_one_edge(world: World)
 async def test_a_closure_that_breaks_under_a_fresh_one_is_counted_once(world: World) -> None:
     """`f` becomes present in the very batch that breaks `r` below it: what stands above counts it once."""
     first = await world.evaluation()
-    await world.commit(nar(out("g"), [out("f")]), nar(out("f"), [out("r")]), nar(out("r"), [out("t")]))
-    await world.record(first, {"g": [], "r": []}, entries=["g", "r"])
+    chain = ["h", "g", "f", "r", "t"]
+    await world.commit(*(nar(out(above), [out(below)]) for above, below in pairwise(chain)))
+    await world.record(first, {"h": [], "g": [], "r": []}, entries=["h", "g", "r"])
     await world.check()
     await world.record(first, {"f": [], "t": []}, entries=["f", "t"])
     await world.check()

@@ -142,6 +142,32 @@ async def test_what_nobody_needs_thaws_to_skipped(world: World) -> None:
     assert await world.evaluation_status(again) is EvaluationStatus.COMPLETED
 
 
+async def test_a_thawed_row_that_nobody_needs_is_skipped(world: World) -> None:
+    """`bad` is named as an input of what the cache holds; what failed with it nobody asks for now."""
+    await failed_chain(world)
+    await world.commit(nar(out("held")))
+    again = await world.evaluation()
+    await world.record(again, {"held": ["bad"], "bad": []}, entries=["held"])
+    await world.end_stream(again)
+    await world.check()
+    assert await world.status("bad") is BuildStatus.SKIPPED
+    assert await world.evaluation_status(again) is EvaluationStatus.COMPLETED
+
+
+async def test_an_abort_stops_what_only_it_wanted_also_without_its_name(world: World) -> None:
+    """A pruned stream that is aborted before its end has named the top alone."""
+    first = await world.evaluation()
+    await world.record(first, CHAIN, entries=["top"])
+    await world.apply(AbortEvaluation(first, "by a person"))
+    second = await world.evaluation()
+    await world.apply(Record(second, (), (EntryPoint("top", drv("top")),)))
+    await world.start("bad")
+    await world.apply(AbortEvaluation(second, "by a person"))
+    await world.check()
+    assert await world.status("bad") is BuildStatus.ABORTED
+    assert f"build:{await world.id('bad')}" in {abort.job_id for abort in world.moves.aborts}
+
+
 async def test_present_outputs_complete_and_what_they_refer_to_is_wanted(world: World) -> None:
     evaluation = await world.evaluation()
     await world.record(evaluation, {"lib": []})

@@ -325,6 +325,15 @@ async def test_a_lost_worker_loses_only_its_own(world: World) -> None:
     assert (await world.status("a"), await world.status("b")) == (S.QUEUED, S.BUILDING)
 
 
+async def test_what_a_lost_worker_had_uploaded_is_not_built_again(world: World) -> None:
+    await building(world, {"top": ["a"], "a": []}, ["top"])
+    await world.start("a")
+    await world.commit(nar(out("a")))
+    await world.apply(LoseWorker(WORKER))
+    await world.check()
+    assert (await world.status("a"), await world.status("top")) == (S.SUBSTITUTED, S.QUEUED)
+
+
 async def test_any_other_end_breaks_a_row_of_lost_workers(world: World) -> None:
     await building(world, {"a": []}, ["a"])
     for ending in [K.CANCELED, *[None] * 9, K.CANCELED, *[None] * 9]:

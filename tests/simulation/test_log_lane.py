@@ -9,6 +9,7 @@ import attrs
 import psycopg
 import pytest
 import trio
+import trio.testing
 
 from gradient.graph.assignments import ClaimBuild
 from gradient.graph.pg import Connection, Pool
@@ -77,22 +78,27 @@ async def test_the_rest_is_written_when_the_job_ends(bench: Bench) -> None:
     assert await bench.chunks() == [b"first", b"last"]
 
 
-async def test_the_flush_of_every_second_and_a_full_buffer_may_meet(bench: Bench) -> None:
+async def test_the_flush_of_every_second_and_a_full_buffer_may_meet(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever comes second writes what the first left, under the next number."""
-    pieces = [bytes([65 + i]) * (FLUSH_BYTES // 3) for i in range(20)]
+    gate, append = trio.Event(), log_lane.append_log
+
+    async def held_back(*args: Any) -> None:
+        await gate.wait()
+        await append(*args)
+
+    monkeypatch.setattr(log_lane, "append_log", held_back)
+    await bench.write(b"first ")
     async with trio.open_nursery() as nursery:
-
-        async def flush() -> None:
-            while True:
-                await bench.lane.flush()
-                await trio.lowlevel.checkpoint()
-
-        nursery.start_soon(flush)
-        for piece in pieces:
-            await bench.write(piece)
-        nursery.cancel_scope.cancel()
+        nursery.start_soon(bench.lane.flush)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        nursery.start_soon(bench.write, b"x" * FLUSH_BYTES)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        gate.set()
+    await bench.write(b" last")
     await bench.lane.finish(bench.assignment)
-    assert b"".join(await bench.chunks()) == b"".join(pieces)
+    assert await bench.chunks() == [b"first ", b"x" * FLUSH_BYTES, b" last"]
 
 
 async def test_what_the_database_did_not_take_is_written_later(

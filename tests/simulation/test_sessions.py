@@ -318,13 +318,44 @@ async def test_a_declined_job_goes_to_who_asks_for_it(server: ServerWorld) -> No
 async def test_a_worker_that_declines_is_not_asked_again_at_once(server: ServerWorld) -> None:
     await server.evaluation()
     async with server.worker() as worker:
+        flake = await worker.evaluate({"a": []}, ["a"])
+        await worker.report(flake, wire.JobCompleted)
         for rounds in (1, 2):
-            await worker.link.send(wire.RequestJob(JobKind.EVAL))
+            await worker.link.send(wire.RequestJob(JobKind.BUILD))  # of its two slots
             job = await worker.expect(wire.AssignJob)
             await worker.link.send(wire.AssignJobResponse(job.job_id, job.assignment_id, False, "not now"))
             await nothing_open(server)
             await worker.expect(wire.JobOffer)  # it is offered again, and not assigned
-            assert await server.value("SELECT count(*) FROM dispatched_job") == rounds
+            await worker.link.send(wire.CacheQuery("", rounds, (), wire.QueryMode.NORMAL))
+            await worker.expect(wire.CacheStatus)
+            assert await server.value("SELECT count(*) FROM dispatched_job WHERE kind = 1") == rounds
+
+
+async def test_what_a_worker_says_of_a_job_after_its_end_is_dropped(
+    server: ServerWorld, database_url: str
+) -> None:
+    """The end and what follows it wait in the queue together."""
+    evaluation = await server.evaluation()
+    async with server.worker() as worker:
+        job = await worker.evaluate({}, [])
+        await reached(server, evaluation, EvaluationStatus.EVALUATING_DERIVATION)
+        session = next(iter(server.sessions._open.values()))
+
+        async def queued(reports: int) -> None:
+            with trio.fail_after(10):
+                while session._queue.statistics().current_buffer_used < reports:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+
+        async with row_locked(database_url, "evaluation"):
+            await worker.report(job, wire.EvalResult, warnings=("this waits for the lock",))
+            waiting = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            await until(lambda: server.value(waiting))
+            await worker.report(job, wire.JobCompleted)
+            await queued(1)  # control messages may overtake the end of a job on the way
+            await worker.report(job, wire.EvalMessage, level=MessageLevel.ERROR, source="s", message="late")
+            await queued(2)
+        await reached(server, evaluation, EvaluationStatus.COMPLETED)
+    assert await server.value("SELECT count(*) FROM evaluation_message WHERE message = 'late'") == 0
 
 
 async def test_a_worker_lost_in_the_middle_of_a_claim_strands_nothing(
