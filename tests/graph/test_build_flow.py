@@ -179,6 +179,16 @@ async def test_a_reference_to_a_missing_path_keeps_the_dependents_waiting(world:
     await world.check()
 
 
+async def test_a_reference_to_what_nobody_needed_wakes_it_as_it_lands(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": [], "late": ["below"], "below": []}, entries=["top"])
+    assert await world.status("late") is BuildStatus.SKIPPED
+    await world.start("top")
+    await world.commit(nar(out("top"), [out("late")]))
+    await world.check()
+    assert await world.status("below") is BuildStatus.QUEUED
+
+
 async def test_a_runtime_chain_completes_in_one_step(world: World) -> None:
     evaluation = await world.evaluation()
     names = [f"n{i}" for i in range(12)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradient.graph.builds import RetryTransient
+from gradient.graph.builds import BuildFailed, RetryTransient
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
@@ -152,6 +152,21 @@ async def test_a_thawed_row_that_nobody_needs_is_skipped(world: World) -> None:
     await world.check()
     assert await world.status("bad") is BuildStatus.SKIPPED
     assert await world.evaluation_status(again) is EvaluationStatus.COMPLETED
+
+
+async def test_a_row_that_failed_when_nobody_needed_it_thaws_to_skipped(world: World) -> None:
+    first = await world.evaluation()
+    await world.record(first, {"top": ["bad", "worse"], "bad": [], "worse": []}, entries=["top"])
+    await world.end_stream(first)
+    await world.start("bad")
+    await world.fail("worse")
+    await world.apply(BuildFailed(world.open.pop("bad"), FailureKind.PERMANENT, "it broke too", LIMITS))
+    await world.commit(nar(out("held")))
+    again = await world.evaluation()
+    await world.record(again, {"held": ["bad"], "bad": []}, entries=["held"])
+    await world.end_stream(again)
+    await world.check()
+    assert await world.status("bad") is BuildStatus.SKIPPED
 
 
 async def test_an_abort_stops_what_only_it_wanted_also_without_its_name(world: World) -> None:

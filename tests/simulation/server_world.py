@@ -35,6 +35,7 @@ from gradient.wire.transport import Link, accept, connect_over
 from tests.graph.world import derivation, drv, nar, out
 
 TOKEN = "t" * 64
+PATIENCE = 20  # seconds a script waits for the server on a busy machine
 M = TypeVar("M", bound=Message)
 
 
@@ -141,7 +142,8 @@ class ScriptedWorker:
     async def expect(self, kind: type[M]) -> M:
         """The next message of this kind; offers on the way are scored as missing nothing."""
         while True:
-            message = await self.link.receive()
+            with trio.fail_after(PATIENCE):
+                message = await self.link.receive()
             if isinstance(message, wire.JobOffer):
                 scores = tuple(wire.CandidateScore(c.job_id, 0, 0, False) for c in message.candidates)
                 await self.link.send(wire.RequestJobChunk(scores, True))
@@ -195,6 +197,6 @@ def suppress_wire_errors() -> Iterator[None]:
 
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
     """Wait for something in the database: real time, bounded, one look each 10 ms."""
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         while not await condition():  # noqa: ASYNC110  # PostgreSQL tells nobody
             await trio.sleep(0.01)

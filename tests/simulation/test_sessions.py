@@ -33,6 +33,7 @@ from gradient.wire.greeting import introduce
 from gradient.wire.transport import accept, connect_over
 from tests.graph.world import derivation, drv, out
 from tests.simulation.server_world import (
+    PATIENCE,
     TOKEN,
     ScriptedWorker,
     ServerWorld,
@@ -57,7 +58,7 @@ async def reached(server: ServerWorld, evaluation: int, status: EvaluationStatus
 
 
 async def nobody_connected(server: ServerWorld) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         while len(server.scheduler.pool):  # noqa: ASYNC110
             await trio.sleep(0.01)
 
@@ -68,7 +69,7 @@ async def nothing_open(server: ServerWorld) -> None:
 
 async def closed(worker: ScriptedWorker) -> LinkClosed:
     """How the server ended the link."""
-    with pytest.raises(LinkClosed) as end, trio.fail_after(10):
+    with pytest.raises(LinkClosed) as end, trio.fail_after(PATIENCE):
         while True:
             await worker.link.receive()
     return end.value
@@ -252,7 +253,7 @@ async def test_a_flood_of_reports_is_held_back_and_nothing_is_lost(
 
             async with row_locked(database_url, "evaluation"):
                 nursery.start_soon(flood)
-                with trio.fail_after(10):
+                with trio.fail_after(PATIENCE):
                     while session._queue.statistics().tasks_waiting_send == 0:  # noqa: ASYNC110
                         await trio.sleep(0.01)
                 assert session._queue.statistics().current_buffer_used == REPORT_QUEUE
@@ -342,7 +343,7 @@ async def test_what_a_worker_says_of_a_job_after_its_end_is_dropped(
         session = next(iter(server.sessions._open.values()))
 
         async def queued(reports: int) -> None:
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE):
                 while session._queue.statistics().current_buffer_used < reports:  # noqa: ASYNC110
                     await trio.sleep(0.01)
 
@@ -439,7 +440,7 @@ async def test_a_worker_lost_during_a_drain_ends_the_drain(server: ServerWorld) 
     async with server.worker() as worker:
         await worker.take(JobKind.EVAL)
         server.scheduler.draining = True
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.sessions.drain)
                 await worker.expect(wire.Draining)
