@@ -16,7 +16,6 @@ from gradient.graph.can_start import promote, seed_blocking_deps, unpromote_unga
 from gradient.graph.completeness import spread_completeness
 from gradient.graph.locks import proven
 from gradient.graph.need import update_and_settle_need
-from gradient.graph.predicates import shared_build_complete_predicate
 from gradient.graph.references import references_of
 from gradient.graph.runtime_can_start import seed_missing_runtime_deps
 from gradient.graph.statements import Statement
@@ -58,11 +57,11 @@ COMMIT_PATHS: Final = Statement(
     SELECT hash FROM landed
     """,
 )
-# Locked in derivation order, each with whether its closure is complete before anything lands.
+# Locked in derivation order.
 LOCK_OWNERS: Final = Statement(
     "lock_owners_of_outputs",
-    f"""
-    SELECT b.derivation, {shared_build_complete_predicate("b")} FROM derivation_build b
+    """
+    SELECT b.derivation FROM derivation_build b
     WHERE b.derivation IN (SELECT o.derivation FROM derivation_output o
                            WHERE o.hash = ANY(%(hashes)s) AND NOT o.is_cached)
     ORDER BY b.derivation FOR NO KEY UPDATE OF b
@@ -134,15 +133,14 @@ def _row(path: StorePath, signed: Signed) -> dict[str, object]:
 
 async def _outputs_landed(tx: Transaction, hashes: list[str], refer: bool) -> None:
     """The outputs are present now; `refer` says whether any NAR refers to something."""
-    owners = await tx.rows(LOCK_OWNERS, hashes=hashes)
-    if not owners:
+    ids = await tx.ids(LOCK_OWNERS, hashes=hashes)
+    if not ids:
         return
-    ids = [derivation for derivation, _ in owners]
     lock = proven(tx, ids)
     await tx.run(MARK_OUTPUTS_CACHED, hashes=hashes)
     grown = ordered(await references_of(tx, ids)) if refer else []
-    before = frozenset(derivation for derivation, complete in owners if complete)
-    flips = await seed_missing_runtime_deps(tx, lock, ids, before)
+    # An output was missing until now: none of them was complete.
+    flips = await seed_missing_runtime_deps(tx, lock, ids, frozenset())
     if grown:
         await seed_blocking_deps(tx, lock, grown)
         await unpromote_ungated(tx, grown)
