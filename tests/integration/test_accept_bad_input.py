@@ -314,6 +314,9 @@ def test_a_wrong_token(service: Home, place: Home) -> None:
     assert place.run("status", "--server", url).code == 0
 
 
-@pytest.mark.parametrize("build", ["999999", "/nix/store/00000000000000000000000000000000-x.drv", "nope"])
-def test_the_log_of_an_unknown_build(service: Home, build: str) -> None:
-    check(service.run("log", "--json", build), Exit.FAILED, build)
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [("999999", "999999"), ("/nix/store/00000000000000000000000000000000-x.drv", "no log"), ("no", "no")],
+)
+def test_the_log_of_an_unknown_build(service: Home, build: str, words: str) -> None:
+    check(service.run("log", "--json", build), Exit.FAILED, words)

@@ -7,6 +7,7 @@ database and no log can get wrong.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import time
@@ -46,6 +47,10 @@ class Marks:
 
     def counts(self) -> Counter[str]:
         return Counter(self.done.read_text().split())
+
+    def runs(self, name: str) -> bool:
+        """Whether the builder of that package runs, so that what it needs is finished."""
+        return any(f"echo {name} >>" in command for command in self.place.builders().values())
 
     def builds(self, amount: int, seconds: float = 0.3, *, waiting: str = "") -> str:
         """`amount` packages in a row, each needing the one before, that take `seconds`; `waiting`: the name
@@ -183,7 +188,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_later(
 ) -> None:
     flake = str(place.flake(marks.builds(3, waiting="step1")))
     run = place.start("up", "--once", "--json", flake)
-    run.until(lambda: marks.counts()["step0"] and place.builders(), "the second build")
+    run.until(lambda: marks.runs("step1"), "the second build")
     # To the whole group, as a terminal does it.
     os.killpg(run.pid, number)
     ended = run.wait(DRAIN_LIMIT)
@@ -201,7 +206,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_later(
 def test_a_second_interrupt_stops_at_once(place: Home, marks: Marks) -> None:
     flake = str(place.flake(marks.builds(1, waiting="step0")))
     run = place.start("up", "--once", "--json", flake)
-    run.until(place.builders, "the build")
+    run.until(lambda: marks.runs("step0"), "the build")
     run.send(signal.SIGINT)
     run.send(signal.SIGINT)
     ended = run.wait(DRAIN_LIMIT)
@@ -242,9 +247,21 @@ def scene(place: Home, marks: Marks) -> Scene:
     address = Server(place)
     server, worker = address.start(), place.work()
     client = place.start("build", "--json", str(flake))
-    client.until(lambda: marks.counts()["step1"] and place.builders(), "the third build")
+    client.until(lambda: marks.runs("step2"), "the third build")
     eventually(lambda: building(place), "the third build's report")
     return Scene(place, marks, address, server, worker, client, 5)
+
+
+def kill_database(place: Home) -> bool:
+    """SIGKILL to the embedded PostgreSQL; False when it does not run: on its way back from the last time."""
+    try:
+        pid = int((place.data.postgres / "cluster" / "postmaster.pid").read_text().split()[0])
+    except (FileNotFoundError, IndexError):
+        return False
+    if pid not in place.processes():
+        return False
+    os.kill(pid, signal.SIGKILL)
+    return True
 
 
 def test_a_server_killed_in_the_middle_of_builds(scene: Scene) -> None:
@@ -264,8 +281,7 @@ def test_a_worker_killed_in_the_middle_of_builds(scene: Scene) -> None:
 
 def test_a_database_killed_in_the_middle_of_builds(scene: Scene) -> None:
     """The server starts it again and goes on; no client notices more than a delay."""
-    pid = int((scene.place.data.postgres / "cluster" / "postmaster.pid").read_text().split()[0])
-    os.kill(pid, signal.SIGKILL)
+    assert kill_database(scene.place)
     scene.marks.go.touch()
     scene.completes()
     assert scene.server.runs
@@ -282,7 +298,7 @@ def test_a_server_killed_in_the_middle_of_an_evaluation(place: Home, marks: Mark
     """Some builds are finished and some attributes are not evaluated yet."""
     flake = place.flake(
         f"""
-        {marks.builds(3)}
+        {marks.builds(3, waiting="step1")}
         zlast = builtins.seq ({busy(place, 4)}) step2;
         """
     )
@@ -290,10 +306,11 @@ def test_a_server_killed_in_the_middle_of_an_evaluation(place: Home, marks: Mark
     server = address.start()
     place.work()
     client = place.start("build", "--json", str(flake))
-    client.until(lambda: marks.counts()["step0"], "the first build")
+    client.until(lambda: marks.runs("step1"), "the second build")
     ((status,),) = place.query("SELECT status FROM evaluation")
     assert status in (EvaluationStatus.EVALUATING_FLAKE, EvaluationStatus.EVALUATING_DERIVATION)
     server.kill()
+    marks.go.touch()
     address.start()
     ended = client.wait()
     assert ended.code == 0, ended
@@ -305,7 +322,7 @@ def test_a_killed_run_leaves_nothing_and_goes_on_later(place: Home, marks: Marks
     """SIGKILL of `gradient up`: its worker and its database go by themselves."""
     flake = str(place.flake(marks.builds(3, waiting="step1")))
     run = place.start("up", "--once", "--json", flake)
-    run.until(lambda: marks.counts()["step0"] and place.builders(), "the second build")
+    run.until(lambda: marks.runs("step1"), "the second build")
     run.kill()
     eventually(lambda: not place.processes(), "the end of everything", limit=20)
     marks.go.touch()
@@ -319,7 +336,7 @@ def test_a_daemon_killed_in_the_middle_of_a_build(place: Home, marks: Marks) -> 
     place.environment = {"GRADIENT_BUILD__RETRY_BACKOFF_SECS": "0"}
     flake = str(place.flake(marks.builds(2, waiting="step1")))
     run = place.start("up", "--once", "--json", "--keep-serving", flake)
-    run.until(lambda: marks.counts()["step0"] and place.builders(), "the second build")
+    run.until(lambda: marks.runs("step1"), "the second build")
     eventually(lambda: building(place), "its report")
     for pid in daemons_that_build(place):
         os.kill(pid, signal.SIGKILL)
@@ -339,3 +356,53 @@ def daemons_that_build(place: Home) -> set[int]:
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(4))
+def test_kills_at_any_moment(place: Home, marks: Marks, seed: int) -> None:
+    """Server, worker and database are killed again and again while 72 derivations are evaluated and built."""
+    place.environment = {"GRADIENT_BUILD__RETRY_BACKOFF_SECS": "0", "GRADIENT_BUILD__MAX_ATTEMPTS": "50"}
+    chance = random.Random(seed)
+    layers, width = 6, 12
+
+    def package(layer: int, index: int) -> str:
+        name = f"l{layer}-{index}"
+        below = f"below = [ l{layer - 1}-{index} l{layer - 1}-{(index + 1) % width} ];" if layer else ""
+        return (
+            f"{name} = build \"{name}\" {{ {below} }} ''{SLEEP} 0.1; echo {name} >> {marks.done}; : > $out'';"
+        )
+
+    flake = place.flake("\n".join(package(layer, index) for layer in range(layers) for index in range(width)))
+    address = Server(place)
+    server, worker = address.start(), place.work()
+    client = place.start("build", "--json", str(flake))
+    client.said("evaluation 1: ")
+    for _ in range(8):
+        time.sleep(chance.uniform(0.1, 2.5))
+        match chance.choice(("server", "worker", "database")):
+            case "server":
+                server.kill()
+                server = address.start()
+            case "worker":
+                worker.kill()
+                worker = place.work()
+            case "database":
+                kill_database(place)
+    ended = client.wait(240)
+    assert ended.code == 0, ended
+    assert server.runs
+    assert worker.runs
+
+    attempts = Counter(
+        place.query("SELECT d.name FROM build_attempt a JOIN derivation d ON d.id = a.derivation")
+    )
+    assert len(attempts) == layers * width
+    # Killed between its last words and its end, a builder is not finished: each of these is an attempt.
+    assert set(marks.counts()) == {name for (name,) in attempts}
+    assert all(marks.counts()[name] <= amount for (name,), amount in attempts.items())
+    built = Counter(
+        place.query("SELECT derivation FROM build_attempt WHERE outcome = %s", AttemptOutcome.BUILT)
+    )
+    assert max(built.values()) == 1
+    assert place.query("SELECT count(*) FROM dispatched_job WHERE finished_at IS NULL") == [(0,)]
