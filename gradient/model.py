@@ -262,6 +262,9 @@ class MessageLevel(IntEnum):
 
 # --- values ---------------------------------------------------------------------------------------
 
+# A B-tree row of PostgreSQL holds 2,704 bytes, and an attribute path stands in one with its evaluation's id.
+MAX_ATTR: Final = 2000  # bytes
+
 
 @attrs.frozen
 class OutputPath:

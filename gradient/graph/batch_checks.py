@@ -11,11 +11,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from gradient.graph.transaction import Rejected
-from gradient.model import DiscoveredDerivation, EntryPoint
+from gradient.model import MAX_ATTR, DiscoveredDerivation, EntryPoint
 from gradient.nix.store_path import check_name
 
-# A B-tree row holds 2,704 bytes, and an attribute path stands in one with the evaluation's id.
-MAX_ATTR: Final = 2000  # bytes
 # The worker cuts them to this; package name and system share an index row.
 MAX_TEXT: Final = 256  # characters
 # No machine has so many.

@@ -12,13 +12,13 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from gradient.model import EntryPoint, MessageLevel
+from gradient.model import MAX_ATTR, EntryPoint, MessageLevel
 from gradient.nix.attr_path import render_attr_path
 from gradient.nix.derivation import EXTENSION
 from gradient.nix.evaluator.findings import AttributeFailed, Evaluated, Finding, TargetUnmatched
 from gradient.nix.store_path import StorePath
 from gradient.wire.messages import EvalMessage
-from gradient.worker.drv_files import read_derivations
+from gradient.worker.drv_files import Unreadable, read_derivations
 from gradient.worker.errors import MAX_TEXT
 from gradient.worker.job import Job
 from gradient.worker.publish import Publisher
@@ -60,10 +60,14 @@ class ClosureWalk:
         self._walk = Walk()
         self._batcher = Batcher()
         self._imports: set[str] = set()
+        # Roots that cannot be read, and why.
+        self._unreadable: dict[str, str] = {}
         self._seen_warnings: dict[str, None] = {}
         # Derivations read so far; attributes that led to one.
         self.derivations = 0
         self.attributes = 0
+        # Attributes that evaluated to something that is none.
+        self.failed = 0
         # Targets that matched nothing.
         self.unmatched: list[TargetUnmatched] = []
 
@@ -104,20 +108,28 @@ class ClosureWalk:
 
     async def _take(self, found: Found) -> None:
         match found:
+            case Evaluated(attr, _, _) if len(attr.encode()) > MAX_ATTR:
+                self.failed += 1
+                await self._fail(attr, f"its attribute path is longer than {MAX_ATTR} bytes")
+            case Evaluated(attr, drv_path, _) if drv_path in self._unreadable:
+                self.failed += 1
+                await self._fail(attr, self._unreadable[drv_path])
             case Evaluated(attr, drv_path, remarks):
                 self.attributes += 1
                 self._batcher.enter(EntryPoint(attr, drv_path))
                 self._walk.found([drv_path])
                 self._warn(remarks)
             case AttributeFailed(attr, message):
-                report = EvalMessage(
-                    *self._job.key, MessageLevel.ERROR, f"nix-eval:{attr}", message[:MAX_TEXT]
-                )
-                await self._job.send(report)
+                await self._fail(attr, message)
             case TargetUnmatched():
                 self.unmatched.append(found)
             case ImportWanted():
                 await self._publish_import(found)
+
+    async def _fail(self, attr: str, message: str) -> None:
+        """Tell of an attribute that failed; the others go on."""
+        source = f"nix-eval:{attr}"[:MAX_ATTR]
+        await self._job.send(EvalMessage(*self._job.key, MessageLevel.ERROR, source, message[:MAX_TEXT]))
 
     def _warn(self, remarks: str) -> None:
         text = remarks.strip()[:MAX_WARNING]
@@ -135,12 +147,27 @@ class ClosureWalk:
         for path in known:
             self._batcher.known(path)
         reads = await trio.to_thread.run_sync(read_derivations, [p for p in wave if p not in known])
-        self.derivations += len(reads)
         for read in reads:
+            if isinstance(read, Unreadable):
+                await self._pass_over(read)
+                continue
+            self.derivations += 1
             self._walk.found(read.record.dependencies)
             batch = self._batcher.read(self._marked(read))
             if batch is not None:
                 await self._publisher.publish(batch)
+
+    async def _pass_over(self, unreadable: Unreadable) -> None:
+        """A flake may call anything a derivation: that costs the attribute. What derivations need is one, and
+        if it cannot be read the job cannot go on."""
+        entry_points = self._batcher.give_up(unreadable.drv_path)
+        if not entry_points:
+            raise unreadable.fault
+        self._unreadable[unreadable.drv_path] = str(unreadable.fault)
+        self.attributes -= len(entry_points)
+        self.failed += len(entry_points)
+        for entry_point in entry_points:
+            await self._fail(entry_point.attr, str(unreadable.fault))
 
     async def _known(self, wave: Iterable[str]) -> frozenset[str]:
         """Those whose closure the graph has. What an import waits for is told in any case."""

@@ -38,15 +38,25 @@ class BuildPlan:
     inputs: tuple[str, ...]
 
 
-def read_derivations(paths: Iterable[str]) -> list[Read]:
-    """The records of derivations and the bytes they came from. An unreadable one is a JobFault."""
-    found = []
+@attrs.frozen
+class Unreadable:
+    """What was said to be a derivation, and why it cannot be walked."""
+
+    drv_path: str
+    fault: JobFault
+
+
+def read_derivations(paths: Iterable[str]) -> list[Read | Unreadable]:
+    """The records of derivations and the bytes they came from, in order."""
+    found: list[Read | Unreadable] = []
     for path in paths:
         try:
             data, derivation = _read(path)
+            found.append(Read(discover(derivation, path), data))
         except DrvMissing as error:
-            raise JobFault(FailureKind.TRANSIENT, str(error)) from error
-        found.append(Read(discover(derivation, path), data))
+            found.append(Unreadable(path, JobFault(FailureKind.TRANSIENT, str(error))))
+        except JobFault as fault:
+            found.append(Unreadable(path, fault))
     return found
 
 

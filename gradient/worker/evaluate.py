@@ -74,7 +74,7 @@ async def evaluate(
             *job.key,
             attributes=walk.attributes,
             derivations=walk.derivations,
-            failed_attributes=progress.failed,
+            failed_attributes=progress.failed + walk.failed,
             eval_ms=round((trio.current_time() - began) * 1000),
             peak_rss_mb=machine.evaluators.peak_rss // _MIB or None,
         )
@@ -99,7 +99,7 @@ def _target_errors(spec: FlakeJob, walk: ClosureWalk, progress: Progress) -> tup
     An attribute that fails to evaluate is something."""
     if spec.wildcards:
         return tuple(target.message for target in walk.unmatched)
-    if walk.attributes == progress.failed == 0 and walk.unmatched:
+    if walk.attributes == progress.failed + walk.failed == 0 and walk.unmatched:
         return ("the flake has no packages and no checks for the systems of this worker",)
     return ()
 

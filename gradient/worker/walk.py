@@ -104,6 +104,10 @@ class Batcher:
         else:
             self._waiting[entry_point.drv_path].append(entry_point)
 
+    def give_up(self, drv_path: str) -> list[EntryPoint]:
+        """The root cannot be read: the entry points that wait for it."""
+        return self._waiting.pop(drv_path, [])
+
     def known(self, drv_path: str) -> None:
         """The graph has this one already."""
         self._settle(drv_path)

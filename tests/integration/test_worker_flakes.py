@@ -263,6 +263,27 @@ async def test_a_failing_attribute_is_told_before_the_last_result_and_alone(at: 
     assert at.server.sent(wire.EvalStats)[0].failed_attributes == 1
 
 
+async def test_what_only_pretends_to_be_a_derivation_fails_alone(at: Bench) -> None:
+    fake = '{ type = "derivation"; drvPath = "/nix/store/00000000000000000000000000000000-fake.drv"; }'
+    await run(at, cached=outputs(f"{{ good = {derivation('')}; one = {fake}; two = {fake}; }}"))
+    messages = {message.source: message.message for message in at.server.sent(wire.EvalMessage)}
+    assert set(messages) == {"nix-eval:packages.s.one", "nix-eval:packages.s.two"}
+    assert all(message.endswith("-fake.drv is not in the local store") for message in messages.values())
+    assert list(entry_points(at)) == ["packages.s.good"]
+    (stats,) = at.server.sent(wire.EvalStats)
+    assert (stats.attributes, stats.failed_attributes) == (1, 2)
+
+
+async def test_an_attribute_path_that_is_too_long_fails_alone(at: Bench) -> None:
+    """The server's index has no room for it."""
+    long = "x" * 3000
+    await run(at, cached=outputs(f"{{ good = {derivation('')}; {long} = {derivation('')}; }}"))
+    (message,) = at.server.sent(wire.EvalMessage)
+    assert message.message == "its attribute path is longer than 2000 bytes"
+    assert len(message.source) == 2000
+    assert list(entry_points(at)) == ["packages.s.good"]
+
+
 async def test_a_target_that_leads_to_nothing_is_an_error(at: Bench) -> None:
     await run(at, cached=outputs(f"{{ a = {derivation('')}; }}"), wildcards=("packages.s.a", "packages.s.b"))
     errors = [error for result in at.server.sent(wire.EvalResult) for error in result.errors]

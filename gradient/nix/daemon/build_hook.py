@@ -11,8 +11,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-# A hook answers on stderr; this answer holds for the rest of the request.
-_SCRIPT: Final = "#!/bin/sh\necho '# decline-permanently' >&2\n"
+# A hook answers on stderr; this answer holds for the rest of the request. It goes when Nix hangs up: had it
+# gone before Nix has put its question, a build's log would say that it died.
+_SCRIPT: Final = "#!/bin/sh\necho '# decline-permanently' >&2\nread -r _ || :\n"
 
 
 def declining_hook(file: Path) -> tuple[tuple[str, str], ...]:
