@@ -97,6 +97,7 @@ class _Tasks:
     database: Task = attrs.field(factory=lambda: Task("database"))
     lock: Task = attrs.field(factory=lambda: Task("instance lock"))
     writer: Task = attrs.field(factory=lambda: Task("graph writer"))
+    passes: Task = attrs.field(factory=lambda: Task("passes"))
     proto: Task = attrs.field(factory=lambda: Task("proto listener"))
     http: Task = attrs.field(factory=lambda: Task("http"))
     stop_http: trio.Event = attrs.field(factory=trio.Event)
@@ -132,8 +133,7 @@ async def _start(
     # After the listeners, which may not come about: nothing is then interrupted in its work. What a first
     # caller wants recorded waits in the writer's channel.
     root.start_soon(tasks.writer.run, server.run_writer)
-    for a_pass in server.passes():
-        root.start_soon(a_pass)
+    root.start_soon(tasks.passes.run, server.run_passes)
     http, proto = Address(listen.http.host, port), Address(listen.proto.host, bound[0][1])
     task_status.started(await _announce(server, http, proto))
     return _stop_phases(server, tasks, has_database=embedded is not None)
@@ -152,6 +152,7 @@ def _stop_phases(server: Server, tasks: _Tasks, *, has_database: bool) -> Sequen
         await tasks.http.wait()
 
     async def end_writer() -> None:
+        await tasks.passes.stop()
         server.writer.close()
         await tasks.writer.wait()
 

@@ -157,6 +157,12 @@ class Server:
             # Also when it is cancelled between two runs: whoever waits, perhaps shielded, is told.
             self.writer.stop()
 
+    async def run_passes(self) -> None:
+        """Every pass, side by side, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for a_pass in self.passes():
+                nursery.start_soon(a_pass)
+
     def passes(self) -> Iterator[Callable[[], Awaitable[None]]]:
         """Every pass of the scheduler, as a task with its own budget."""
         scheduler = self.scheduler

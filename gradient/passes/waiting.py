@@ -179,9 +179,15 @@ _PLAIN_WORDS: Final = {
 
 
 def _need_in_words(unmet: dict[str, Any]) -> str:
-    features = ", ".join(unmet["required_features"])
+    features = ", ".join(map(_shown, unmet["required_features"]))
     needs = f" with {features}" if features else ""
-    return f"{unmet['architecture']}{needs} ({_count(unmet['builds'], 'build')}, such as {unmet['example']})"
+    builds = f"{_count(unmet['builds'], 'build')}, such as {unmet['example']}"
+    return f"{_shown(unmet['architecture'])}{needs} ({builds})"
+
+
+def _shown(word: str) -> str:
+    """A flake's word on one line, and nothing that a terminal would obey: it may say anything."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in word) or "no system at all"
 
 
 def _count(number: int, what: str) -> str:

@@ -236,3 +236,12 @@ UNMET = {"architecture": "riscv64-linux", "required_features": [], "builds": 1, 
 )
 def test_every_reason_is_a_sentence(reason: dict[str, Any], sentence: str) -> None:
     assert words(reason) == sentence
+
+
+def test_a_flakes_words_stay_on_one_line_and_move_no_cursor() -> None:
+    need = {"architecture": "a\nb", "required_features": ["\x1b[31mred", "\r"], "builds": 1, "example": "x"}
+    reason = {"kind": "workers", "unmet": [need], "connected_workers": 1, "available_architectures": []}
+    assert words(reason).isprintable()
+    assert "a\N{REPLACEMENT CHARACTER}b with" in words(reason)
+    nameless = {**need, "architecture": "", "required_features": []}
+    assert "for no system at all (1 build, such as x)" in words({**reason, "unmet": [nameless]})
