@@ -177,7 +177,7 @@ class Child:
 
     async def hear(self) -> Answer | Refused:
         """The next answer to the request, or its end: Refused if answers are still due. Raises ChildDied."""
-        while True:
+        while True:  # noqa: ASYNC913  # waits in _read, or ends
             while not self._heard:
                 await self._read()
             match self._heard.popleft():
