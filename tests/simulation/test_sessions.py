@@ -362,11 +362,12 @@ async def test_what_a_worker_says_of_a_job_after_its_end_is_dropped(
 async def test_a_worker_lost_in_the_middle_of_a_claim_strands_nothing(
     server: ServerWorld, database_url: str
 ) -> None:
-    await server.evaluation()
+    evaluation = await server.evaluation()
     async with server.worker() as worker:
         job = await worker.evaluate({"a": []}, ["a"])
         await worker.report(job, wire.JobCompleted)
-        await until(lambda: server.value("SELECT status = 1 FROM derivation_build"))
+        # Nothing but the claim is left for the writer to do.
+        await reached(server, evaluation, EvaluationStatus.BUILDING)
         async with row_locked(database_url, "derivation_build"):
             await worker.link.send(wire.RequestJob(JobKind.BUILD))
             waiting = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
