@@ -116,7 +116,7 @@ def test_a_derivation_nobody_had_is_built_with_its_log(home: Home, tmp_path: Pat
         built = home.run("build", f"{other}#other", "--json")
         assert (built.code, built.statuses()) == (0, {"other": "Completed"})
         wrong = tmp_path / "wrong"
-        wrong.write_text("no token\n")
+        wrong.write_text("no-token\n")
         wrong.chmod(0o600)
         refused = home.run("build", other, "--token-file", wrong, "--json")
         assert refused.code == 4
