@@ -17,7 +17,7 @@ import trio
 
 from gradient import __version__
 from gradient.graph.access import FIRST_CACHE, FIRST_PROJECT, FirstRows, ensure_first_rows, hash_token
-from gradient.graph.embedded import EmbeddedPostgres
+from gradient.graph.embedded import EmbeddedFailed, EmbeddedPostgres
 from gradient.graph.migrate import InstanceLock, migrate
 from gradient.graph.moves import Moves
 from gradient.graph.pg import DATABASE_ERRORS, START_ERRORS, Connection, Pool, start_failed
@@ -122,11 +122,11 @@ class Server:
     async def run_database(  # noqa: ASYNC128  # hands its task_status on
         self, embedded: EmbeddedPostgres, *, task_status: trio.TaskStatus[str]
     ) -> None:
-        """The embedded PostgreSQL, started again when it was killed."""
+        """The embedded PostgreSQL, started again when it was killed, while it starts again too."""
         await supervise(
             "database",
             embedded.run,
-            restart_on=DATABASE_ERRORS,
+            restart_on=(*DATABASE_ERRORS, EmbeddedFailed),
             health=self.health,
             task_status=task_status,
         )

@@ -183,6 +183,8 @@ def _check(status: int, answer: Any) -> None:
             raise NotAuthorised(f"not authorised: {words}")
         case 404:
             raise NotFound(words)
+        case 502 | 503 | 504:
+            raise ServerUnreachable(words)
         case _:
             raise ServerRefused(words)
 

@@ -302,6 +302,12 @@ class Home:
         """An answer of the API of the server that runs."""
         return json.loads(fetch(self.data.http_url.read_text().strip() + path).body)
 
+    def said(self) -> str:
+        """What every program said on stderr, for a test that does not know whose fault it is."""
+        return "\n".join(
+            f"--- {program.process.args!r}\n{program.err.read_text()}" for program in self._programs
+        )
+
     def close(self) -> None:
         """End what runs."""
         for program in self._programs:
