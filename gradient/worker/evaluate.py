@@ -38,14 +38,19 @@ _MIB: Final = 2**20
 
 
 async def evaluate(
-    job: Job, spec: FlakeJob, source: CachedSource, inputs: Inputs, machine: Machine, downloader: Downloader
+    job: Job,
+    spec: FlakeJob,
+    source: CachedSource,
+    inputs: Inputs,
+    machine: Machine,
+    downloader: Downloader,
+    progress: Progress,
 ) -> None:
-    """Evaluate what the job's wildcards select and publish every derivation below it.
+    """Evaluate what the job's wildcards select and publish every derivation below it; counts in `progress`.
 
     Raises what `errors.failure_of` knows, in a group. An attribute that fails is reported and no error."""
     await job.send(EvaluatingDerivations(*job.key))
     began = trio.current_time()
-    progress = Progress()
     to_walk, found = trio.open_memory_channel[Found](FINDINGS)
     publisher = Publisher(job, Uploader(job, machine))
     walk = ClosureWalk(job, publisher, found, full=spec.full_walk)

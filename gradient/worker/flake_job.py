@@ -6,10 +6,12 @@ Source: seed "Jobs", Flake Jobs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import trio
 
 from gradient.model import CachedSource, FailureKind, FlakeJob, FlakeStep
+from gradient.nix.evaluator.findings import Progress
 from gradient.wire.messages import EvaluatingFlake, Fetching, FetchResult
 from gradient.worker.downloads import Downloader
 from gradient.worker.errors import JobFault
@@ -20,6 +22,9 @@ from gradient.worker.job import Job
 from gradient.worker.machine import Machine
 from gradient.worker.uploads import Uploader
 
+# Attributes that an error names: as many may be under way as there are evaluators.
+MAX_NAMED: Final = 3
+
 
 async def run_flake_job(job: Job, spec: FlakeJob, machine: Machine) -> None:
     """Do the steps of `spec`; returns when every upload is committed.
@@ -28,13 +33,20 @@ async def run_flake_job(job: Job, spec: FlakeJob, machine: Machine) -> None:
     if spec.input_overrides:
         raise JobFault(FailureKind.PERMANENT, "this worker cannot override the inputs of a flake")
     limit = spec.timeout_secs or machine.settings.eval.timeout_secs
+    progress = Progress()
     with trio.move_on_after(limit) as scope:
-        await _run_steps(job, spec, machine)
+        await _run_steps(job, spec, machine, progress)
     if scope.cancelled_caught:
-        raise JobFault(FailureKind.TIMEOUT, f"the evaluation took longer than {limit} s")
+        raise JobFault(FailureKind.TIMEOUT, f"the evaluation took longer than {limit} s{_at(progress)}")
 
 
-async def _run_steps(job: Job, spec: FlakeJob, machine: Machine) -> None:
+def _at(progress: Progress) -> str:
+    """What it was doing then, for whoever has to find the endless attribute."""
+    at = sorted(progress.at)
+    return f"; it was at {', '.join(at[:MAX_NAMED])}" if at else ""
+
+
+async def _run_steps(job: Job, spec: FlakeJob, machine: Machine, progress: Progress) -> None:
     downloader = Downloader(job, machine)
     fetches = FlakeStep.FETCH_FLAKE in spec.steps
     if fetches:
@@ -49,7 +61,7 @@ async def _run_steps(job: Job, spec: FlakeJob, machine: Machine) -> None:
             await job.send(EvaluatingFlake(*job.key))
         if FlakeStep.EVALUATE_DERIVATIONS in spec.steps:
             with job.timeline.span("eval_derivations"):
-                await evaluate(job, spec, source, inputs, machine, downloader)
+                await evaluate(job, spec, source, inputs, machine, downloader, progress)
 
 
 async def _fetch(

@@ -311,10 +311,11 @@ async def test_a_flake_that_does_not_evaluate_fails_for_good(at: Bench) -> None:
 
 
 async def test_an_evaluation_over_its_limit_times_out(at: Bench) -> None:
-    source = outputs(f"{{ a = {ENDLESS}; }}")
+    source = outputs(f"{{ a = {derivation('')}; b = {ENDLESS}; c = {derivation('')}; }}")
     with pytest.raises(JobFault) as caught:
-        await run(at, cached=source, timeout_secs=1)
+        await run(at, cached=source, timeout_secs=4)
     assert caught.value.kind is FailureKind.TIMEOUT
+    assert str(caught.value) == "the evaluation took longer than 4 s; it was at packages.s.b"
 
 
 # --- locked inputs --------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 import attrs
@@ -160,21 +161,27 @@ class _Crew:
 
         Answers come in order: the first question without one is the one that failed, or whose evaluation
         ended the child. Those behind it were not reached and go back."""
-        heard = await _begin(child, batch) or await self._next(child, lane)
+        heard = await _begin(child, batch) or await self._next(child, lane, batch)
         while batch and isinstance(heard, Answer):
             await self._heard(batch.popleft(), heard)
-            heard = await self._next(child, lane)
+            heard = await self._next(child, lane, batch)
         if batch:
             failed = batch.popleft()
             self._agenda.put_back(lane, batch)
             await self._unanswered(failed, heard, lane)
         return isinstance(heard, Refused)
 
-    async def _next(self, child: Child, lane: Lane) -> Answer | Refused | ChildDied | None:
+    async def _next(
+        self, child: Child, lane: Lane, batch: Iterable[Question]
+    ) -> Answer | Refused | ChildDied | None:
         """What the child says, None when it says nothing within the limit of one attribute."""
+        heard = None
+        at = {question.attr for question in islice(batch, 1)}
+        self._progress.at |= at
         with trio.move_on_after(self._limit(lane)):
-            return await _hear(child)
-        return None
+            heard = await _hear(child)
+        self._progress.at -= at
+        return heard
 
     async def _heard(self, question: Question, answer: Answer) -> None:
         standing = expressions.read_look(answer.value)

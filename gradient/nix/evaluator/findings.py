@@ -108,9 +108,11 @@ Finding = Evaluated | AttributeFailed | TargetUnmatched
 @attrs.define
 class Progress:
     """Counts of a running discovery, for whoever watches it. `attributes_total` grows while sets are
-    listed; it is None before the first attribute is known."""
+    listed; it is None before the first attribute is known. `at` are the attributes that are being evaluated,
+    also those that it was at when it was cancelled."""
 
     attributes_done: int = 0
     attributes_total: int | None = None
     derivations: int = 0
     failed: int = 0
+    at: set[str] = attrs.field(factory=set)
