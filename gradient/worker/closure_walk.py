@@ -28,7 +28,7 @@ from gradient.worker.walk import Batcher, Read, Walk
 FLUSH_AFTER: Final = 0.05  # seconds
 # How long to wait for more after the first finding: each wave costs a question to the server, and an
 # evaluator finds dozens of small attributes in this time.
-GATHER: Final = 0.02  # seconds
+GATHER: Final = 0.05  # seconds
 # Warnings and traces of one evaluation that are kept, and characters of each.
 MAX_WARNINGS: Final = 100
 MAX_WARNING: Final = 2000
@@ -90,13 +90,23 @@ class ClosureWalk:
         try:
             if self._walk.idle:
                 await self._take(await self._next())
-                await trio.sleep(GATHER)
+                await self._gather()
             while True:
                 await self._take(self._found.receive_nowait())
         except trio.WouldBlock:
             return True
         except trio.EndOfChannel:
             return False
+
+    async def _gather(self) -> None:
+        """Take what comes within a moment. Raises EndOfChannel at once at the end."""
+        until = trio.current_time() + GATHER
+        while True:
+            with trio.move_on_at(until) as moment:
+                found = await self._found.receive()
+            if moment.cancelled_caught:
+                return
+            await self._take(found)
 
     async def _next(self) -> Found:
         """Wait for the next finding, and publish what is there when that takes long."""
