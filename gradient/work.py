@@ -64,7 +64,8 @@ async def work(settings: Settings, stop: Stop, *, signals: bool = True) -> None:
 
     With `signals` it listens for SIGTERM and SIGINT itself: for the main thread only. Raises NixMissing
     and DaemonTooOld when there is no Nix to work with, OSError for a data directory that cannot be
-    written; alone or in a group. A server that is away is waited for.
+    written, TokenRefused when the server does not know its token; alone or in a group. A server that is
+    away is waited for.
     """
     data = DataDir(settings.server.data_dir)
     nix = find_nix(settings.worker.nix)

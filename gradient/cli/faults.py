@@ -103,6 +103,7 @@ def _meanings() -> Iterator[tuple[type[Fault], tuple[type[BaseException], ...]]]
     yield ServerUnreachable, (HttpError,)
     yield BadEnvironment, (DaemonFailure,)
     yield BadEnvironment, _server_errors()
+    yield NotAuthorised, _worker_errors()
 
 
 def _server_errors() -> tuple[type[BaseException], ...]:
@@ -115,3 +116,12 @@ def _server_errors() -> tuple[type[BaseException], ...]:
     from gradient.web.errors import PortInUse
 
     return (PostgresError, DataDirUnusable, PortInUse, CannotListen)
+
+
+def _worker_errors() -> tuple[type[BaseException], ...]:
+    """Why a worker that has started gives up; only its own process has loaded the module."""
+    if "gradient.work" not in sys.modules:
+        return ()
+    from gradient.worker.connection import TokenRefused
+
+    return (TokenRefused,)

@@ -1,7 +1,9 @@
 """The connection loop: find the server, serve a session, wait, again. Layer: worker.
 
 Pauses double from one second to a minute, and only a session that was served brings them back to one:
-a server that refuses us, or is on its way down, must not be asked every second for ever.
+a server that refuses us, or is on its way down, must not be asked every second for ever. A token that the
+server refuses at the very first meeting is a mistake of whoever started us, and waiting mends none; refused
+later, it is being replaced.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ LOOKUP_LIMIT: Final = 15.0  # seconds
 log = structlog.get_logger(__name__)
 
 
+class TokenRefused(Exception):
+    """The server does not accept the worker's token, and never did."""
+
+
 class NoServer(Exception):
     """What answers at the server's address is no Gradient server, or none that works."""
 
@@ -58,11 +64,13 @@ class Uplink:
     make_session: Callable[[Link, str], Session]
     # Opens the link; tests have no sockets.
     connect: Callable[[str], AbstractAsyncContextManager[Link]] = attrs.field(default=connect, kw_only=True)
+    # Whether a server has ever let us in.
+    _known: bool = attrs.field(default=False, init=False)
     # The session that is being served.
     _session: Session | None = attrs.field(default=None, init=False)
 
     async def run(self) -> None:
-        """Serve sessions until cancelled. The session's jobs end with it."""
+        """Serve sessions until cancelled. The session's jobs end with it. Raises TokenRefused."""
         backoff = Backoff()
         while True:
             served = False
@@ -70,12 +78,18 @@ class Uplink:
                 served = await self._serve_once()
             except* _EXPECTED as group:
                 for error in leaves(group):
-                    log.warning("no session", why=in_words(error))
+                    self._refused(error)
             if served:
                 backoff.reset()
             pause = backoff.next_pause()
             log.info("connecting again", seconds=pause)
             await trio.sleep(pause)
+
+    def _refused(self, error: BaseException) -> None:
+        """Say why there is no session. Raises TokenRefused where another try would end the same."""
+        if not self._known and isinstance(error, HandshakeRefused) and error.code == UNAUTHORIZED:
+            raise TokenRefused(f"{in_words(error)}: name the file of a worker token with --token-file")
+        log.warning("no session", why=in_words(error))
 
     async def stop(self) -> None:
         """Tell the server, abort every job and wait for the reports: five seconds at most. For a drain."""
@@ -99,6 +113,7 @@ class Uplink:
         tokens = [PeerToken(ANY_PEER, credentials.token)]
         async with self.connect(proto_url) as link:
             await introduce(link, self.worker_id, Capabilities(), tokens)
+            self._known = True
             log.info("connected", server=credentials.server_url, worker=self.worker_id)
             return await self._serve(self.make_session(link, credentials.server_url))
 

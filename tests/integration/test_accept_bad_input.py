@@ -310,6 +310,7 @@ def test_a_wrong_token(service: Home, place: Home) -> None:
     check(place.run("build", *server, flake), Exit.UNAUTHORISED, "token")
     missing = str(place.folder / "no-token")
     check(place.run("build", *server, "--token-file", missing, flake), Exit.USAGE, missing)
+    check(place.run("work", *server, "--token-file", str(wrong)), Exit.UNAUTHORISED, "token", "--token-file")
     # Reading needs none.
     assert place.run("status", "--server", url).code == 0
 

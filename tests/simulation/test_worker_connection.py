@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from gradient.http.errors import ConnectFailed
+from gradient.nursery.health import leaves
 from gradient.settings import SettingsError
 from gradient.wire import messages as wire
 from gradient.wire.errors import HandshakeRefused, LinkClosed
@@ -21,7 +22,7 @@ from gradient.wire.greeting import (
     introduce,  # noqa: F401 - the real handshake runs in these tests
 )
 from gradient.wire.transport import Link, accept, connect_over
-from gradient.worker.connection import Credentials, Uplink
+from gradient.worker.connection import Credentials, TokenRefused, Uplink
 from gradient.worker.session import Session
 from tests.simulation.worker_world import CAPABILITIES, Store, Work
 
@@ -133,24 +134,37 @@ async def test_pauses_double_to_a_minute_while_nobody_answers(
 async def test_a_served_session_brings_the_pause_back_to_a_second(
     autojump_clock: trio.testing.MockClock, logged: Any
 ) -> None:
-    server = Server(refuse, refuse, serve_briefly, refuse)
+    server = Server(take_leave, refuse, serve_briefly, refuse)
     await run_for(uplink(server), 60)
-    assert server.pauses[:4] == [1, 2, 30 + 1, 2]
+    assert server.pauses[:4] == [1 + 1, 2, 30 + 1, 2]
 
 
 async def test_refused_and_drained_sessions_keep_escalating(
     autojump_clock: trio.testing.MockClock, logged: Any
 ) -> None:
-    server = Server(refuse, take_leave, refuse, take_leave)
+    server = Server(take_leave, refuse, take_leave, refuse)
     await run_for(uplink(server), 60)
-    assert server.pauses[:4] == [1, 1 + 2, 4, 1 + 8]
+    assert server.pauses[:4] == [1 + 1, 2, 1 + 4, 8]
 
 
-async def test_a_wrong_token_is_one_clear_line(autojump_clock: trio.testing.MockClock, logged: Any) -> None:
-    await run_for(uplink(Server(refuse)), 0.5)
+async def test_a_token_that_was_never_accepted_ends_the_worker(
+    autojump_clock: trio.testing.MockClock, logged: Any
+) -> None:
+    with pytest.RaisesGroup(TokenRefused, flatten_subgroups=True, allow_unwrapped=True) as raised:
+        await uplink(Server(refuse)).run()
+    assert "does not accept this worker's token: no valid token: p: wrong token" in str(
+        leaves(raised.value)[0]
+    )
+
+
+async def test_a_token_refused_later_is_one_clear_line_and_waited_for(
+    autojump_clock: trio.testing.MockClock, logged: Any
+) -> None:
+    server = Server(serve_briefly, refuse, serve_briefly)
+    await run_for(uplink(server), 40)
     lines = [entry["why"] for entry in logged if entry["event"] == "no session"]
-    assert len(lines) == 1
-    assert "does not accept this worker's token" in lines[0]
+    assert lines == ["the server does not accept this worker's token: no valid token: p: wrong token"]
+    assert server.pauses[:2] == [30 + 1, 2]
 
 
 async def test_a_missing_token_file_is_waited_for(
