@@ -9,7 +9,9 @@ from typing import Any
 
 import attrs
 
-FEATURES = "nix-command flakes ca-derivations"
+# Not ca-derivations: it adds a table to the store's database, for which Nix 2.8 waits until it is alone with
+# the store, that is for ever beside a daemon.
+FEATURES = "nix-command flakes"
 
 
 @attrs.frozen
