@@ -23,7 +23,7 @@ import trio
 
 from gradient.graph.access import FIRST_CACHE
 from gradient.graph.embedded import EmbeddedPostgres
-from gradient.graph.pg import Pool
+from gradient.graph.pg_pool import Pool
 from gradient.graph.writer import TRANSACTION_BUDGET
 from gradient.nursery.drain import Phase
 from gradient.nursery.root import Task, run_root

@@ -20,7 +20,9 @@ from gradient.graph.access import FIRST_CACHE, FIRST_PROJECT, FirstRows, ensure_
 from gradient.graph.embedded import EmbeddedFailed, EmbeddedPostgres
 from gradient.graph.migrate import InstanceLock, migrate
 from gradient.graph.moves import Moves
-from gradient.graph.pg import DATABASE_ERRORS, START_ERRORS, Connection, Pool, start_failed
+from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DATABASE_ERRORS, START_ERRORS, start_failed
+from gradient.graph.pg_pool import Pool
 from gradient.graph.recovery import recover_interrupted_work
 from gradient.graph.writer import UNRECORDED, GraphWriter
 from gradient.nar.store import NarStore

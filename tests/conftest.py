@@ -29,7 +29,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gradient.graph.embedded import EmbeddedPostgres
 from gradient.graph.migrate import migrate
-from gradient.graph.pg import Connection, Pool
+from gradient.graph.pg import Connection
+from gradient.graph.pg_pool import Pool
 
 # The same examples on every run, and no deadline: a busy machine is no failure.
 settings.register_profile("gradient", derandomize=True, deadline=None)

@@ -110,7 +110,7 @@ def _server_errors() -> tuple[type[BaseException], ...]:
     """Why a server cannot start. A process without a server has not even loaded their modules."""
     if "gradient.serve" not in sys.modules:
         return ()
-    from gradient.graph.pg import PostgresError
+    from gradient.graph.pg_errors import PostgresError
     from gradient.serve import CannotListen
     from gradient.server_files import DataDirUnusable
     from gradient.web.errors import PortInUse

@@ -45,7 +45,8 @@ import structlog
 import trio
 
 from gradient.graph import pg
-from gradient.graph.pg import Connection, DatabaseGone, DatabaseInUse, PostgresError
+from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DatabaseGone, DatabaseInUse, PostgresError
 from gradient.graph.statements import Statement
 
 log = structlog.get_logger(__name__)

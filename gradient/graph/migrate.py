@@ -20,7 +20,8 @@ import attrs
 import trio
 
 from gradient.graph import pg
-from gradient.graph.pg import Connection, DatabaseGone, DatabaseInUse, PostgresError
+from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DatabaseGone, DatabaseInUse, PostgresError
 from gradient.graph.statements import Statement
 
 SCHEMA: Final = Path(__file__).parent / "schema"

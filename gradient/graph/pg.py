@@ -1,11 +1,10 @@
-"""The connection to PostgreSQL: psycopg 3 driven by trio, a pool of readers, and four ways to ask.
+"""The connection to PostgreSQL: psycopg 3 driven by trio, and five ways to ask.
 
 Layer: rank 2. Owns everything that touches psycopg's private parts (`wait`, `_connect_gen`,
 `_cancel_gen`, `_enter_gen`, `_exit_gen`), which move between its patch releases: psycopg is pinned
 exactly and `tests/graph/test_pg_contract.py` has a test for each.
 
-psycopg's protocol code is generators that yield "wait until readable/writable" and never do IO
-themselves; its asyncio half is only the driver of those. So this file replaces the driver:
+`pg_driver` stands in for psycopg's asyncio half. What this file adds to it:
 
 - A cancelled statement is cancelled in PostgreSQL too, and the connection stays usable. Whether an
   autocommitted statement took effect before the cancellation arrived is not known to the caller.
@@ -20,31 +19,30 @@ from __future__ import annotations
 
 import logging
 import math
-import select
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
-import attrs
 import psycopg
 import trio
 from psycopg import pq
 from psycopg._capabilities import capabilities
 from psycopg._pipeline_async import AsyncPipeline
-from psycopg.abc import AdaptContext, ConnDict, ConnParam, PQGen, PQGenConn, Query
+from psycopg.abc import AdaptContext, ConnDict, ConnParam, PQGen, Query
 from psycopg.adapt import AdaptersMap
 from psycopg.conninfo import conninfo_attempts, conninfo_to_dict, make_conninfo
 from psycopg.copy import AsyncCopy, AsyncWriter
 from psycopg.errors import _WaitTimeout
 from psycopg.rows import AsyncRowFactory, TupleRow
 from psycopg.transaction import AsyncTransaction
-from psycopg.waiting import Ready, Wait
+from psycopg.waiting import Wait
 
 from gradient.graph.adapt import ADAPTERS, rows_as
+from gradient.graph.pg_driver import drive, drive_connecting, ready_now
+from gradient.graph.pg_errors import BadDatabaseUrl, DatabaseDown, DatabaseGone, one_line
 from gradient.graph.statements import Statement
-from gradient.nix.errors import NixError
 
 T = TypeVar("T")
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Any] | None
@@ -79,158 +77,6 @@ CONNECT_DEFAULTS: Final[ConnDict] = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
-# Seconds between the attempts of a pool to replace a broken connection; then the caller is told.
-# Together three seconds, as long as a restart of PostgreSQL takes.
-RECONNECT_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
-
-
-class PostgresError(Exception):
-    """PostgreSQL cannot be used as it is: the base of what this package says of the database itself."""
-
-
-class DatabaseGone(PostgresError, psycopg.OperationalError):
-    """The database went away."""
-
-
-class DatabaseDown(DatabaseGone):
-    """The database cannot be reached."""
-
-
-class DatabaseInUse(PostgresError):
-    """Another Gradient server uses this database."""
-
-
-class GraphError(Exception):
-    """The content of a message cannot be applied: it fails that message alone, in words for its sender."""
-
-
-class BadDatabaseUrl(PostgresError):
-    """The DSN is none; the message says where."""
-
-
-# What `supervise` restarts a task on: the server stopped, refused, or cut the connection. Wrong SQL,
-# broken constraints and wrong values are not among them.
-DATABASE_ERRORS: Final[tuple[type[Exception], ...]] = (psycopg.OperationalError,)
-
-# A deadlock, a serialisation failure, and a transaction that an unnoticed error had failed already.
-_RETRYABLE: Final = frozenset({"40P01", "40001", "25P02"})
-
-
-_CONTENT_ERRORS: Final = (
-    GraphError,
-    NixError,
-    UnicodeEncodeError,  # psycopg's, for half of a surrogate pair
-    psycopg.DataError,
-    psycopg.IntegrityError,
-    psycopg.errors.ProgramLimitExceeded,
-    psycopg.errors.StatementTooComplex,
-)
-
-
-# Why a start may fail at the database: it goes away in the middle, or does not let its user do what we need.
-START_ERRORS: Final[tuple[type[Exception], ...]] = (
-    *DATABASE_ERRORS,
-    psycopg.errors.InsufficientPrivilege,
-    psycopg.errors.ReadOnlySqlTransaction,
-)
-
-
-def start_failed(error: Exception) -> PostgresError:
-    """One of START_ERRORS in our words."""
-    if isinstance(error, PostgresError):
-        return error
-    if isinstance(error, DATABASE_ERRORS):
-        return DatabaseGone(f"the database went away during the start: {_one_line(error)}")
-    return PostgresError(f"the database does not let its user do what Gradient needs: {_one_line(error)}")
-
-
-def is_retryable(error: Exception) -> bool:
-    """Whether the whole transaction may succeed when it is run again."""
-    return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE
-
-
-def is_content_error(error: Exception) -> bool:
-    """Whether the values are at fault: refused by us, no Nix thing, out of range, against a constraint, or
-    larger than PostgreSQL holds. The connection is as well as before."""
-    return isinstance(error, _CONTENT_ERRORS)
-
-
-# --- driving psycopg's generators -----------------------------------------------------------------
-
-
-async def _ready(fd: int, want: Wait) -> Ready:
-    """Wait until `fd` is readable or writable, as `want` says; at once if it is already."""
-    if ready := _ready_now(fd, want):
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        return ready
-    if want == Wait.R:
-        await trio.lowlevel.wait_readable(fd)
-        return Ready.R
-    if want == Wait.W:
-        await trio.lowlevel.wait_writable(fd)
-        return Ready.W
-    return await _either(fd)
-
-
-def _ready_now(fd: int, want: Wait) -> Ready:
-    poll = select.poll()
-    poll.register(fd, (select.POLLIN if want & Wait.R else 0) | (select.POLLOUT if want & Wait.W else 0))
-    for _, mask in poll.poll(0):
-        # An error or hang-up wakes the generator too: it finds out by reading.
-        found = (Ready.R if mask & ~select.POLLOUT else 0) | (Ready.W if mask & select.POLLOUT else 0)
-        return Ready(found)
-    return Ready.NONE
-
-
-async def _either(fd: int) -> Ready:
-    """Wait until `fd` is readable or writable, whichever comes first."""
-    ready = Ready.NONE
-    failure: Exception | None = None
-
-    async def one(wait: Callable[[int], Awaitable[None]], state: Ready) -> None:
-        nonlocal ready, failure
-        try:
-            await wait(fd)
-            ready = Ready(ready | state)
-        except (OSError, trio.ClosedResourceError) as error:
-            failure = error
-        nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(one, trio.lowlevel.wait_readable, Ready.R)
-        nursery.start_soon(one, trio.lowlevel.wait_writable, Ready.W)
-    if failure is not None:
-        raise failure
-    return ready
-
-
-async def _drive(gen: PQGen[T], fd: int) -> T:
-    """Run `gen` to its end. After a cancellation it may be driven again: it asks for the same wait."""
-    try:
-        want = next(gen)
-        while True:
-            want = gen.send(await _ready(fd, want))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    except (OSError, trio.ClosedResourceError) as error:
-        raise DatabaseGone("the connection was closed while it was in use") from error
-
-
-async def _drive_connecting(gen: PQGenConn[T]) -> T:
-    """Run `gen`, which says with each wait on which socket, to its end."""
-    try:
-        fd, want = next(gen)
-        while True:
-            fd, want = gen.send(await _ready(fd, want))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        gen.close()
-
-
-# --- the connection -------------------------------------------------------------------------------
 
 
 class Connection(psycopg.AsyncConnection[TupleRow]):
@@ -294,10 +140,10 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         for attempt in attempts:
             try:
                 with trio.move_on_after(limit):
-                    return await _drive_connecting(cls._connect_gen(make_conninfo("", **attempt)))
+                    return await drive_connecting(cls._connect_gen(make_conninfo("", **attempt)))
                 failures.append(f"no answer within {limit:g} s")
             except psycopg.OperationalError as error:
-                failures.append(_one_line(error))
+                failures.append(one_line(error))
         raise _down(params, failures)
 
     async def wait(  # the signature is psycopg's: its `notifies(timeout=...)` passes one
@@ -313,7 +159,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             with trio.move_on_after(math.inf if timeout is None else timeout):
-                result = await _drive(gen, self.pgconn.socket)
+                result = await drive(gen, self.pgconn.socket)
                 # A generator that never blocked has not let anybody else run.
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 return result
@@ -329,8 +175,8 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         elif self._busy():
             # QueryCanceled is as wished; whatever else it is, the connection's state decides.
             with suppress(psycopg.Error), trio.move_on_after(CLEANUP_LIMIT, shield=True):
-                await _drive_connecting(self._cancel_gen())
-                await _drive(gen, self.pgconn.socket)
+                await drive_connecting(self._cancel_gen())
+                await drive(gen, self.pgconn.socket)
             if self._busy():
                 self.abandon()
 
@@ -390,7 +236,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         if not self._should_cancel():
             return
         with trio.move_on_after(timeout):
-            await _drive_connecting(self._cancel_gen())
+            await drive_connecting(self._cancel_gen())
             return
         raise psycopg.errors.CancellationTimeout("cancellation timeout expired")
 
@@ -404,7 +250,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
         What a server says unasked is that it ends the session (or news for who listens).
         """
         at_rest = self.pgconn.transaction_status == pq.TransactionStatus.IDLE
-        return at_rest and not _ready_now(self.pgconn.socket, Wait.R)
+        return at_rest and not ready_now(self.pgconn.socket, Wait.R)
 
     def abandon(self) -> None:
         """Close the socket at once: PostgreSQL rolls back and frees what the session held."""
@@ -463,7 +309,7 @@ class _Transaction(AsyncTransaction):
             self._conn.lock.release()
 
     async def _finish(self, gen: PQGen[T]) -> T:
-        return await self._conn.insist(partial(_drive, gen, self.pgconn.socket))
+        return await self._conn.insist(partial(drive, gen, self.pgconn.socket))
 
 
 class _Cursor(psycopg.AsyncCursor[Any]):
@@ -490,7 +336,7 @@ def _parsed(conninfo: str, more: ConnDict) -> ConnDict:
         return conninfo_to_dict(conninfo, **more)
     except psycopg.ProgrammingError as error:
         raise BadDatabaseUrl(
-            f"the database URL is not understood ({_one_line(error)}):"
+            f"the database URL is not understood ({one_line(error)}):"
             " write postgresql://USER:PASSWORD@HOST/DATABASE"
         ) from error
 
@@ -499,10 +345,6 @@ def _down(params: ConnDict, failures: Sequence[str]) -> DatabaseDown:
     where = params.get("host") or params.get("hostaddr") or "the default socket"
     what = f"database {params.get('dbname') or 'of the user'!s}"
     return DatabaseDown(f"cannot reach PostgreSQL ({what} at {where}): {'; '.join(failures)}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 # --- asking ---------------------------------------------------------------------------------------
@@ -552,69 +394,3 @@ async def _run(
 
 def _text(statement: Statement | str) -> bytes:
     return (statement.text if isinstance(statement, Statement) else statement).encode()
-
-
-# --- readers --------------------------------------------------------------------------------------
-
-
-@attrs.define(eq=False)
-class Pool:
-    """At most `size` connections, lent one at a time. Made by `Pool.open`."""
-
-    url: str
-    _permits: trio.Semaphore
-    # The last used at the end, and lent first: it has its statements prepared and its catalog read, and
-    # where one is enough no other is made.
-    _idle: list[Connection] = attrs.field(factory=list, init=False)
-    # Once closed, what comes back is not kept.
-    _closed: bool = attrs.field(default=False, init=False)
-
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, url: str, size: int) -> AsyncIterator[Pool]:
-        """A pool of up to `size` connections to `url`; none is made before it is needed."""
-        pool = cls(url, trio.Semaphore(size, max_value=size))
-        try:
-            yield pool
-        finally:
-            pool.close()
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """Borrow a connection; waits while all are lent. A broken one is replaced.
-
-        Raises `DatabaseDown` when the server has not answered for `RECONNECT_PAUSES`. What is given
-        back closed, or with a transaction open, is not lent again.
-        """
-        async with self._permits:
-            connection = self._idle.pop() if self._idle else None
-            try:
-                if connection is None or not connection.is_idle():
-                    if connection is not None:
-                        connection.abandon()
-                    connection = await self._connect()
-                yield connection
-            finally:
-                self._put(connection)
-
-    async def _connect(self) -> Connection:
-        for pause in RECONNECT_PAUSES:
-            try:
-                return await Connection.connect(self.url)
-            except DatabaseDown:
-                await trio.sleep(pause)
-        return await Connection.connect(self.url)
-
-    def _put(self, connection: Connection | None) -> None:
-        if connection is None:
-            return
-        if self._closed or not connection.is_idle():
-            connection.abandon()
-        else:
-            self._idle.append(connection)
-
-    def close(self) -> None:
-        """Close the idle connections, and each lent one as it comes back. Closing twice is fine."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().abandon()

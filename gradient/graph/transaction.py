@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from gradient.graph.moves import Moves
-from gradient.graph.pg import Connection, GraphError, execute, fetch_all, fetch_value
+from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
+from gradient.graph.pg_errors import GraphError
 from gradient.graph.statements import Statement
 
 T_co = TypeVar("T_co", covariant=True)

@@ -20,12 +20,8 @@ import trio
 
 from gradient.graph.evaluations import finish_evaluations
 from gradient.graph.moves import Moves
-from gradient.graph.pg import (
-    DATABASE_ERRORS,
-    Connection,
-    is_content_error,
-    is_retryable,
-)
+from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DATABASE_ERRORS, is_content_error, is_retryable
 from gradient.graph.transaction import Message, Transaction
 
 log = structlog.get_logger()
@@ -129,7 +125,7 @@ class GraphWriter:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve the channel until it is closed and empty.
 
-        Raises pg.DatabaseGone when the connection is lost: the supervisor runs this again, and messages
+        Raises DatabaseGone when the connection is lost: the supervisor runs this again, and messages
         that were not committed are applied then. Safe to cancel: an open transaction rolls back.
         """
         try:

@@ -29,7 +29,7 @@ from gradient.graph.counters import fold_shared_build_deltas, recount_evaluation
 from gradient.graph.evaluations import AbortEvaluation, FinishEvaluation, ParkEvaluation, UnparkEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.moves import Moves
-from gradient.graph.pg import Pool
+from gradient.graph.pg_pool import Pool
 from gradient.graph.writer import GraphWriter
 from gradient.model import EvaluationStatus, JobKind
 from gradient.nursery.kick import Kick

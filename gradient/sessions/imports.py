@@ -14,7 +14,8 @@ import structlog
 import trio
 
 from gradient.graph.moves import Moves
-from gradient.graph.pg import DATABASE_ERRORS, Pool
+from gradient.graph.pg_errors import DATABASE_ERRORS
+from gradient.graph.pg_pool import Pool
 from gradient.graph.worker_reads import import_states
 from gradient.model import REQUEUEABLE, BuildStatus
 from gradient.nix.store_path import InvalidStorePath, StorePath

@@ -12,7 +12,8 @@ import structlog
 import trio
 
 from gradient.graph.logs import append_log
-from gradient.graph.pg import DATABASE_ERRORS, Pool
+from gradient.graph.pg_errors import DATABASE_ERRORS
+from gradient.graph.pg_pool import Pool
 
 # Bytes buffered for an assignment before they are written: one row of a size PostgreSQL compresses well.
 FLUSH_BYTES: Final = 64 * 1024

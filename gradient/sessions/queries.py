@@ -16,7 +16,8 @@ import structlog
 import trio
 
 from gradient.graph.cache_reads import ServedPath, held_paths, served_paths
-from gradient.graph.pg import DATABASE_ERRORS, Pool
+from gradient.graph.pg_errors import DATABASE_ERRORS
+from gradient.graph.pg_pool import Pool
 from gradient.graph.worker_reads import known_derivations
 from gradient.nar.grants import Grants
 from gradient.nar.narinfo import nar_url

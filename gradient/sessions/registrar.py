@@ -12,7 +12,7 @@ from uuid import UUID
 import attrs
 
 from gradient.graph.access import WorkerRegistration, hash_token, worker_registrations
-from gradient.graph.pg import Pool
+from gradient.graph.pg_pool import Pool
 from gradient.passes.pool import WorkerPool
 from gradient.wire.handshake import ALREADY_CONNECTED, FORBIDDEN
 from gradient.wire.messages import Reject

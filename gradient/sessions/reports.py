@@ -18,7 +18,7 @@ import trio
 from gradient.graph.builds import BuildFailed
 from gradient.graph.evaluations import FailEvaluation
 from gradient.graph.failure import RetryLimits
-from gradient.graph.pg import is_content_error
+from gradient.graph.pg_errors import is_content_error
 from gradient.graph.record import MAX_BATCH, Recorded
 from gradient.graph.writer import GraphWriter, Reply
 from gradient.model import FailureKind, JobKind

@@ -16,7 +16,8 @@ import structlog
 import trio
 
 from gradient.graph.moves import Moves
-from gradient.graph.pg import DATABASE_ERRORS, Pool
+from gradient.graph.pg_errors import DATABASE_ERRORS
+from gradient.graph.pg_pool import Pool
 from gradient.graph.writer import GraphWriter
 from gradient.passes.pool import Worker
 from gradient.passes.scheduler import Scheduler

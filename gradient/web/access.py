@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from gradient.graph.access import find_api_token, hash_token
-from gradient.graph.pg import Pool
+from gradient.graph.pg_pool import Pool
 from gradient.nar.errors import InvalidGrant
 from gradient.nar.grants import MAX_TOKEN, Grants
 from gradient.web.errors import Unauthorized

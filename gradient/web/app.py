@@ -11,7 +11,7 @@ from quart import Response, render_template, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from gradient.graph.pg import GraphError
+from gradient.graph.pg_errors import GraphError
 from gradient.web import api, cache, events, logs, pages, status
 from gradient.web.answers import HTML, json_answer, text_answer
 from gradient.web.connection import BoundedRequest, Connection, NoWebSocket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from gradient.graph.pg import DATABASE_ERRORS
+from gradient.graph.pg_errors import DATABASE_ERRORS
 from gradient.graph.writer import WriterStopped
 from gradient.nar.errors import StoreUnavailable
 

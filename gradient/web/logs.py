@@ -9,7 +9,7 @@ import trio
 from quart import Response, request
 
 from gradient.graph import log_reads, page_reads
-from gradient.graph.pg import Pool
+from gradient.graph.pg_pool import Pool
 from gradient.model import BUILDER_STATUSES
 from gradient.sessions.live import LiveHub, Watch
 from gradient.web.answers import TEXT

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from gradient.graph.pg import Pool
+from gradient.graph.pg_pool import Pool
 from gradient.nar.grants import Grants
 from gradient.nar.store import NarStore
 from gradient.nursery.health import HealthTable

@@ -17,7 +17,7 @@ import trio
 
 from gradient.graph.cache_reads import held_paths
 from gradient.graph.nar import CommitNars, Signed
-from gradient.graph.pg import Pool
+from gradient.graph.pg_pool import Pool
 from gradient.graph.transaction import Message
 from gradient.model import NarRecord
 from gradient.nar.bundle import EntryHeader

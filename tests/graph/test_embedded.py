@@ -17,7 +17,8 @@ import trio
 
 from gradient.graph import embedded, pg
 from gradient.graph.embedded import EmbeddedFailed, EmbeddedPostgres
-from gradient.graph.pg import DATABASE_ERRORS, Connection, DatabaseInUse
+from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DATABASE_ERRORS, DatabaseInUse
 from tests.conftest import TEST_SETTINGS, memory_folder
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes through /proc")

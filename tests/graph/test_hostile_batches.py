@@ -14,7 +14,8 @@ from gradient.graph.builds import BuildFailed, StoreBuildOutput
 from gradient.graph.evaluations import CreateEvaluation, EvalStreamCompleted, EvaluationPhase, StoreEvalStats
 from gradient.graph.messages import MAX_MESSAGES, AddMessage
 from gradient.graph.nar import CommitNars
-from gradient.graph.pg import Connection, fetch_value, is_content_error
+from gradient.graph.pg import Connection, fetch_value
+from gradient.graph.pg_errors import is_content_error
 from gradient.graph.record import Record
 from gradient.graph.transaction import Rejected
 from gradient.graph.writer import GraphWriter

@@ -24,7 +24,8 @@ from gradient.graph.migrate import (
     pending,
     read_migrations,
 )
-from gradient.graph.pg import Connection, DatabaseGone, DatabaseInUse
+from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DATABASE_ERRORS, START_ERRORS, DatabaseGone, DatabaseInUse, start_failed
 from tests.conftest import Databases
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -122,18 +123,18 @@ async def test_a_database_that_cannot_hold_every_text_is_refused(databases: Data
 async def test_a_database_that_does_not_let_us_is_no_bug(empty_database_url: str) -> None:
     url = make_conninfo(empty_database_url, options="-c default_transaction_read_only=on")
     async with await Connection.connect(url) as connection:
-        with pytest.raises(pg.START_ERRORS) as refused:
+        with pytest.raises(START_ERRORS) as refused:
             await migrate(connection, NOW)
-    assert str(pg.start_failed(refused.value)).startswith("the database does not let its user do what")
+    assert str(start_failed(refused.value)).startswith("the database does not let its user do what")
 
 
 async def test_a_database_that_goes_away_in_the_middle_is_no_bug(empty_database_url: str) -> None:
     suicide = Migration(1, "suicide", "SELECT pg_terminate_backend(pg_backend_pid())")
     async with await Connection.connect(empty_database_url) as connection:
-        with pytest.raises(pg.START_ERRORS) as gone:
+        with pytest.raises(START_ERRORS) as gone:
             await migrate(connection, NOW, [suicide])
-    fault = pg.start_failed(gone.value)
-    assert isinstance(fault, pg.DatabaseGone)
+    fault = start_failed(gone.value)
+    assert isinstance(fault, DatabaseGone)
     assert str(fault).startswith("the database went away during the start: ")
 
 
@@ -176,7 +177,7 @@ async def test_a_second_server_is_refused_in_one_line(
         with pytest.raises(DatabaseInUse) as caught:
             await InstanceLock(database_url).run()
         assert "\n" not in str(caught.value)
-        assert not isinstance(caught.value, pg.DATABASE_ERRORS)
+        assert not isinstance(caught.value, DATABASE_ERRORS)
         nursery.cancel_scope.cancel()
 
 
@@ -198,7 +199,7 @@ async def test_databases_of_one_server_have_a_lock_each(database_url: str, empty
 
 async def test_a_lost_lock_is_an_error_of_the_database(database_url: str, connection: Connection) -> None:
     async def hold(*, task_status: trio.TaskStatus[None]) -> None:  # noqa: ASYNC128
-        with pytest.raises(pg.DATABASE_ERRORS):
+        with pytest.raises(DATABASE_ERRORS):
             await InstanceLock(database_url).run(task_status=task_status)
 
     async with trio.open_nursery() as nursery:
@@ -208,4 +209,4 @@ async def test_a_lost_lock_is_an_error_of_the_database(database_url: str, connec
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()",
         )
-    assert issubclass(DatabaseGone, pg.DATABASE_ERRORS)
+    assert issubclass(DatabaseGone, DATABASE_ERRORS)

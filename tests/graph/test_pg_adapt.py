@@ -11,6 +11,7 @@ import pytest
 
 from gradient.graph import pg
 from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DATABASE_ERRORS, is_content_error, is_retryable
 from gradient.model import BuildStatus, JobKind
 
 STRINGS = [
@@ -81,7 +82,7 @@ async def test_times_come_back_in_utc(connection: Connection) -> None:
 async def test_a_nul_is_the_fault_of_the_content(connection: Connection, value: Any) -> None:
     with pytest.raises(psycopg.DataError) as caught:
         await pg.execute(connection, "SELECT %(value)s::text", {"value": value})
-    assert pg.is_content_error(caught.value)
+    assert is_content_error(caught.value)
 
 
 async def test_a_statement_is_prepared_once_whatever_its_values(connection: Connection) -> None:
@@ -147,10 +148,10 @@ async def test_which_errors_mean_what(connection: Connection) -> None:
     for query in ["INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (1000000)"]:
         with pytest.raises(psycopg.Error) as caught:
             await pg.execute(connection, query)
-        assert pg.is_content_error(caught.value)
-        assert not pg.is_retryable(caught.value)
+        assert is_content_error(caught.value)
+        assert not is_retryable(caught.value)
     with pytest.raises(psycopg.Error) as caught:
         await pg.execute(connection, "SELEC")
-    assert not pg.is_content_error(caught.value)
-    assert not isinstance(caught.value, pg.DATABASE_ERRORS)
-    assert pg.is_retryable(psycopg.errors.DeadlockDetected())
+    assert not is_content_error(caught.value)
+    assert not isinstance(caught.value, DATABASE_ERRORS)
+    assert is_retryable(psycopg.errors.DeadlockDetected())

@@ -11,7 +11,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
 from gradient.graph import pg
-from gradient.graph.pg import DATABASE_ERRORS, Connection, DatabaseDown, DatabaseGone
+from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DATABASE_ERRORS, DatabaseDown, DatabaseGone
 from tests.graph.conftest import Proxy
 
 SLEEP = "SELECT pg_sleep(600)"

@@ -6,8 +6,10 @@ import pytest
 import trio
 from psycopg.pq import TransactionStatus
 
-from gradient.graph import pg
-from gradient.graph.pg import Connection, DatabaseDown, Pool
+from gradient.graph import pg, pg_pool
+from gradient.graph.pg import Connection
+from gradient.graph.pg_errors import DATABASE_ERRORS, DatabaseDown
+from gradient.graph.pg_pool import Pool
 from tests.graph.conftest import Proxy
 
 DOWN = "postgresql://nobody@/nothing?host=/nonexistent"
@@ -57,7 +59,7 @@ async def test_a_broken_one_is_replaced(database_url: str) -> None:
     async with Pool.open(database_url, size=1) as pool:
         async with pool.connection() as connection:
             first = await backend(connection)
-            with pytest.raises(pg.DATABASE_ERRORS):
+            with pytest.raises(DATABASE_ERRORS):
                 await pg.execute(connection, "SELECT pg_terminate_backend(pg_backend_pid())")
         async with pool.connection() as connection:
             assert await backend(connection) != first
@@ -82,7 +84,7 @@ async def test_an_open_transaction_is_not_lent_on(database_url: str) -> None:
 
 
 async def test_a_server_that_is_down_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pg, "RECONNECT_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(pg_pool, "RECONNECT_PAUSES", (0.0, 0.0))
     async with Pool.open(DOWN, size=1) as pool:
         for _ in range(3):
             with pytest.raises(DatabaseDown):
@@ -91,7 +93,7 @@ async def test_a_server_that_is_down_costs_no_slot(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_server_that_comes_back_is_waited_for(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pg, "RECONNECT_PAUSES", (0.0,))
+    monkeypatch.setattr(pg_pool, "RECONNECT_PAUSES", (0.0,))
     tries = []
     connect = Connection.connect
 

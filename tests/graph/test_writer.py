@@ -15,7 +15,8 @@ import trio
 
 from gradient.graph import writer as writer_module
 from gradient.graph.moves import Moves
-from gradient.graph.pg import DATABASE_ERRORS, Connection, execute, fetch_all, fetch_value
+from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
+from gradient.graph.pg_errors import DATABASE_ERRORS
 from gradient.graph.transaction import Rejected, Transaction
 from gradient.graph.writer import GraphWriter, WriterStopped
 from tests.graph.conftest import Sweep

@@ -279,7 +279,7 @@ async def test_a_database_that_is_gone_is_503_and_no_traceback(web: Web) -> None
     # A pool that has no connection yet, and can make none.
     web.site.readers = attrs.evolve(web.site.readers, url="host=/nowhere connect_timeout=1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gradient.graph.pg.RECONNECT_PAUSES", ())
+        patch.setattr("gradient.graph.pg_pool.RECONNECT_PAUSES", ())
         status, answer = await web.call("GET", "/api/v1/evaluations")
     assert (status, answer) == (503, {"error": "the server cannot answer now: try again in a moment"})
 

@@ -13,7 +13,8 @@ import attrs
 import trio
 
 from gradient.graph.access import FirstRows, ensure_first_rows, hash_token, new_token
-from gradient.graph.pg import Connection, Pool
+from gradient.graph.pg import Connection
+from gradient.graph.pg_pool import Pool
 from gradient.graph.transaction import Message
 from gradient.graph.writer import GraphWriter
 from gradient.http.client import HttpClient

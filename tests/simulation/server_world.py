@@ -18,7 +18,8 @@ from gradient.graph.access import ensure_first_rows, hash_token
 from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.moves import Moves
 from gradient.graph.nar import CommitNars
-from gradient.graph.pg import Connection, Pool
+from gradient.graph.pg import Connection
+from gradient.graph.pg_pool import Pool
 from gradient.graph.writer import GraphWriter
 from gradient.model import BuildStatus, EntryPoint, EvaluationStatus, JobKind, Repository
 from gradient.nar.grants import Grants

@@ -12,7 +12,8 @@ import trio
 import trio.testing
 
 from gradient.graph.assignments import ClaimBuild
-from gradient.graph.pg import Connection, Pool
+from gradient.graph.pg import Connection
+from gradient.graph.pg_pool import Pool
 from gradient.sessions import log_lane
 from gradient.sessions.log_lane import FLUSH_BYTES, KEEP_BYTES, LogLane
 from tests.graph.world import WORKER, World

@@ -14,7 +14,8 @@ import trio
 
 from gradient.graph.assignments import ClaimBuild
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
-from gradient.graph.pg import Connection, Pool
+from gradient.graph.pg import Connection
+from gradient.graph.pg_pool import Pool
 from gradient.graph.transaction import Message
 from gradient.graph.writer import GraphWriter
 from gradient.model import EvaluationStatus, JobKind, Repository

@@ -44,7 +44,7 @@ def test_errors_that_are_expected(error: BaseException, kind: type[Fault]) -> No
 
 def test_why_a_server_cannot_start() -> None:
     from gradient import serve  # noqa: F401  # what a process with a server has loaded
-    from gradient.graph.pg import DatabaseDown, DatabaseInUse
+    from gradient.graph.pg_errors import DatabaseDown, DatabaseInUse
     from gradient.server_files import DataTooNew
     from gradient.web.errors import PortInUse
 
