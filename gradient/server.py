@@ -29,6 +29,7 @@ from gradient.nar.store import NarStore
 from gradient.nursery.health import HealthTable
 from gradient.nursery.periodic import periodic
 from gradient.nursery.supervise import supervise
+from gradient.passes.consistency import CONSISTENCY_BUDGET, check_graph
 from gradient.passes.scheduler import Scheduler
 from gradient.server_files import DATA_VERSION, ServerFiles
 from gradient.sessions.live import LiveHub
@@ -166,7 +167,7 @@ class Server:
                 nursery.start_soon(a_pass)
 
     def passes(self) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Every pass of the scheduler, as a task with its own budget."""
+        """Every pass, as a task with its own budget."""
         scheduler = self.scheduler
         a_pass = partial(periodic, budget=PASS_BUDGET, health=self.health, recoverable=UNRECORDED)
         for name, run, interval, wake in (
@@ -177,3 +178,14 @@ class Server:
             ("resync", scheduler.resync, RESYNC, None),
         ):
             yield partial(a_pass, name, interval, pass_fn=run, wake=wake)
+        if interval := self.settings.metrics.graph_consistency_interval_secs:
+            check = partial(check_graph, self.url, self.writer.submit)
+            yield partial(
+                periodic,
+                "graph consistency",
+                interval,
+                CONSISTENCY_BUDGET,
+                check,
+                health=self.health,
+                recoverable=UNRECORDED,
+            )

@@ -10,19 +10,31 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+import attrs
+
 from gradient.graph.locks import SharedBuildLock
 from gradient.graph.moves import BuildChange
 from gradient.graph.predicates import (
     any_of,
     fetchable_predicate,
     gates_predicate,
+    held_predicate,
     promotable_predicate,
-    shared_build_complete_predicate,
     unassigned_predicate,
 )
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
-from gradient.model import CASCADE_TARGET, TERMINAL_SUCCESS, BuildStatus
+from gradient.model import TERMINAL_SUCCESS, BuildStatus
+
+
+def count_blocking_deps(derivation: str) -> str:
+    """What `blocking_deps` of this shared build must say. A dependency without a shared build blocks."""
+    return f"""(
+        SELECT count(*)::integer FROM derivation_dependency e
+        LEFT JOIN derivation_build x ON x.derivation = e.dependency
+        WHERE e.derivation = {derivation} AND NOT coalesce(x.fetchable, false)
+    )"""
+
 
 # What our cache holds already, with everything it refers to, is not built again: what waits for its turn,
 # or was not needed until now, is Substituted as it is marked. A job that is out finishes undisturbed.
@@ -32,9 +44,8 @@ BECAME_FETCHABLE: Final = Statement(
     WITH complete AS (
         SELECT b.derivation, b.status, {any_of("b.status", TERMINAL_SUCCESS)} AS done
         FROM derivation_build b
-        WHERE b.derivation = ANY(%(ids)s) AND NOT b.fetchable AND ({fetchable_predicate("b")}
-              OR ({any_of("b.status", CASCADE_TARGET | {BuildStatus.SKIPPED})}
-                  AND {shared_build_complete_predicate("b")} AND {unassigned_predicate("b")}))
+        WHERE b.derivation = ANY(%(ids)s) AND NOT b.fetchable
+              AND ({fetchable_predicate("b")} OR {held_predicate("b")})
         ORDER BY b.derivation FOR NO KEY UPDATE
     )
     UPDATE derivation_build b
@@ -94,20 +105,35 @@ RIPPLE_UP: Final = Statement(
     """,
 )
 # Absolute, over the stored column: the flips of this transaction that follow spread from there.
-# A dependency without a shared build blocks.
 SEED_BLOCKING_DEPS: Final = Statement(
     "seed_blocking_deps",
-    """
+    f"""
     UPDATE derivation_build b SET blocking_deps = counted.blocking FROM (
-        SELECT own.derivation, (
-            SELECT count(*) FROM derivation_dependency e
-            LEFT JOIN derivation_build x ON x.derivation = e.dependency
-            WHERE e.derivation = own.derivation AND NOT coalesce(x.fetchable, false)
-        )::integer AS blocking
+        SELECT own.derivation, {count_blocking_deps("own.derivation")} AS blocking
         FROM unnest(%(ids)s::bigint[]) AS own (derivation)
     ) counted
     WHERE b.derivation = counted.derivation AND b.blocking_deps <> counted.blocking
     """,
+)
+# The same for the consistency check, which comes without the transition: it answers, and locks, only the
+# rows whose count was wrong.
+RECOUNT_BLOCKING_DEPS: Final = Statement(
+    "recount_blocking_deps",
+    f"""
+    WITH counted AS (
+        SELECT own.derivation, {count_blocking_deps("own.derivation")} AS blocking
+        FROM unnest(%(ids)s::bigint[]) AS own (derivation)
+    ), wrong AS (
+        SELECT b.derivation, c.blocking FROM counted c JOIN derivation_build b USING (derivation)
+        WHERE b.blocking_deps <> c.blocking ORDER BY b.derivation FOR NO KEY UPDATE OF b
+    )
+    UPDATE derivation_build b SET blocking_deps = w.blocking FROM wrong w WHERE b.derivation = w.derivation
+    RETURNING b.derivation
+    """,
+)
+DIRECTLY_ABOVE: Final = Statement(
+    "directly_above",
+    "SELECT DISTINCT derivation FROM derivation_dependency WHERE dependency = ANY(%(ids)s)",
 )
 PROMOTE: Final = Statement(
     "promote",
@@ -147,12 +173,16 @@ async def became_fetchable(tx: Transaction, lock: SharedBuildLock, ids: Collecti
     complete already; lower `blocking_deps` above them, and queue what nothing blocks any more. Returns the
     rows that flipped: an update of the need below those that were not successes is due."""
     lock.check(tx, ids)
-    rows = await tx.rows(BECAME_FETCHABLE, ids=ordered(ids), now=tx.now)
-    tx.moves.change(BuildChange(i, BuildStatus(old), BuildStatus(new)) for i, old, new in rows if old != new)
-    flipped = [i for i, _, _ in rows]
+    flipped = await _mark_fetchable(tx, ids)
     if flipped:
         await promote(tx, await tx.ids(RIPPLE_DOWN, flipped=flipped))
     return flipped
+
+
+async def _mark_fetchable(tx: Transaction, ids: Collection[int]) -> list[int]:
+    rows = await tx.rows(BECAME_FETCHABLE, ids=ordered(ids), now=tx.now)
+    tx.moves.change(BuildChange(i, BuildStatus(old), BuildStatus(new)) for i, old, new in rows if old != new)
+    return [i for i, _, _ in rows]
 
 
 async def lost_fetchability(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> list[int]:
@@ -197,3 +227,37 @@ async def unpromote_ungated(tx: Transaction, ids: Collection[int]) -> list[int]:
     demoted = await tx.ids(UNPROMOTE_UNGATED, ids=ordered(ids), now=tx.now)
     tx.moves.change(BuildChange(i, BuildStatus.QUEUED, BuildStatus.CREATED) for i in demoted)
     return demoted
+
+
+@attrs.frozen
+class CanStartRepair:
+    """What the consistency check had to mend: rows with a wrong counter, or out of place in the queue."""
+
+    counters: tuple[int, ...]
+    unqueued: tuple[int, ...]
+    queued: tuple[int, ...]
+
+
+async def repair_fetchable(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> frozenset[int]:
+    """Write `fetchable` of `ids` as its predicate says; returns the rows it was wrong on.
+
+    What stands above counts afresh instead of moving by one: nobody knows whether the lost transition had
+    spread. An update of the need below the answer is due.
+    """
+    lock.check(tx, ids)
+    lost = await tx.ids(LOST_FETCHABILITY, ids=ordered(ids))
+    flipped = frozenset((*lost, *await _mark_fetchable(tx, ids)))
+    if flipped:
+        await repair_can_start(tx, await tx.ids(DIRECTLY_ABOVE, ids=ordered(flipped)))
+    return flipped
+
+
+async def repair_can_start(tx: Transaction, ids: Collection[int]) -> CanStartRepair:
+    """The backstop for a lost move: recount `blocking_deps` of `ids`, take out of the queue what must not
+    start, then queue what may."""
+    if not ids:
+        return CanStartRepair((), (), ())
+    counters = await tx.ids(RECOUNT_BLOCKING_DEPS, ids=ordered(ids))
+    unqueued = await unpromote_ungated(tx, ids)
+    queued = await promote(tx, ids)
+    return CanStartRepair(tuple(counters), tuple(unqueued), tuple(queued))

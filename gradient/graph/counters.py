@@ -13,12 +13,15 @@ from typing import Final
 import attrs
 
 from gradient.graph.pg import Connection, execute, fetch_value
-from gradient.graph.predicates import live_evaluation
+from gradient.graph.predicates import any_of, live_evaluation
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
+from gradient.model import EvaluationStatus
 
 # The advisory lock of the fold; the one beside the instance lock.
 FOLD_LOCK: Final = 640
+# Where an evaluation waits for nothing but its shared builds.
+_PAST_WALK: Final = {EvaluationStatus.BUILDING, EvaluationStatus.WAITING}
 
 EVAL_COUNTERS: Final = Statement(
     "eval_counters",
@@ -70,29 +73,59 @@ DROP_ORPHAN_DELTAS: Final = Statement(
     WHERE NOT EXISTS (SELECT FROM evaluation v WHERE v.id = x.evaluation)
     """,
 )
+_COUNTED = """count(b.derivation)::integer AS named, coalesce(sum(c.active), 0)::integer AS active,
+               coalesce(sum(c.failed), 0)::integer AS failed, coalesce(sum(c.queued), 0)::integer AS queued,
+               coalesce(sum(c.building), 0)::integer AS building"""
+# Counts first and locks then: what is counted is of one moment with the deltas that go, and nobody waits
+# for the count of a large evaluation.
 RECOUNT_EVALUATIONS: Final = Statement(
     "recount_evaluations",
     f"""
-    WITH free AS (
-        SELECT v.id FROM evaluation v WHERE v.id = ANY(%(ids)s) AND {live_evaluation("v")}
-        ORDER BY v.id FOR NO KEY UPDATE SKIP LOCKED
-    ), dropped AS (
-        DELETE FROM evaluation_shared_build_delta x USING free WHERE x.evaluation = free.id
-    ), counted AS (
-        SELECT free.id, count(b.derivation) AS named, coalesce(sum(c.active), 0) AS active,
-               coalesce(sum(c.failed), 0) AS failed, coalesce(sum(c.queued), 0) AS queued,
-               coalesce(sum(c.building), 0) AS building
-        FROM free
-        LEFT JOIN build_job j ON j.evaluation = free.id
+    WITH counted AS MATERIALIZED (
+        SELECT v.id, {_COUNTED}
+        FROM evaluation v
+        LEFT JOIN build_job j ON j.evaluation = v.id
         LEFT JOIN derivation_build b ON b.derivation = j.derivation
         LEFT JOIN LATERAL evaluation_shared_build_counts(b.status, b.wanted) c ON b.derivation IS NOT NULL
-        GROUP BY free.id
+        WHERE v.id = ANY(%(ids)s)
+        GROUP BY v.id
+    ), free AS (
+        SELECT v.id FROM counted n JOIN evaluation v ON v.id = n.id WHERE {live_evaluation("v")}
+        ORDER BY v.id FOR NO KEY UPDATE OF v SKIP LOCKED
+    ), dropped AS (
+        DELETE FROM evaluation_shared_build_delta x USING free WHERE x.evaluation = free.id
     )
     UPDATE evaluation v
     SET named_shared_builds = n.named, active_shared_builds = n.active, failed_shared_builds = n.failed,
         queued_shared_builds = n.queued, building_shared_builds = n.building
-    FROM counted n WHERE v.id = n.id
+    FROM counted n JOIN free ON free.id = n.id WHERE v.id = n.id
     RETURNING v.id
+    """,
+)
+# Live evaluations whose counters are wrong, or that nothing keeps from their verdict; by one moment's look.
+EVALUATION_DRIFT: Final = Statement(
+    "evaluation_drift",
+    f"""
+    SELECT v.id, drifted, wedged FROM evaluation v, LATERAL (
+        SELECT coalesce(sum(named), 0) AS named, coalesce(sum(active), 0) AS active,
+               coalesce(sum(failed), 0) AS failed, coalesce(sum(queued), 0) AS queued,
+               coalesce(sum(building), 0) AS building
+        FROM evaluation_shared_build_delta x WHERE x.evaluation = v.id
+    ) l, LATERAL (
+        SELECT {_COUNTED}
+        FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation,
+        LATERAL evaluation_shared_build_counts(b.status, b.wanted) c
+        WHERE j.evaluation = v.id
+    ) n, LATERAL (
+        SELECT (v.named_shared_builds + l.named, v.active_shared_builds + l.active,
+                v.failed_shared_builds + l.failed, v.queued_shared_builds + l.queued,
+                v.building_shared_builds + l.building)
+               <> (n.named, n.active, n.failed, n.queued, n.building) AS drifted,
+               n.active = 0 AND v.building_started_at IS NOT NULL
+               AND {any_of("v.status", _PAST_WALK)} AS wedged
+    ) found
+    WHERE {live_evaluation("v")} AND (drifted OR wedged)
+    ORDER BY v.id
     """,
 )
 

@@ -20,21 +20,32 @@ from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 from gradient.model import BUILDER_STATUSES, BuildStatus
 
-_THAWED: Final = any_of("b.status", {BuildStatus.SKIPPED, BuildStatus.ABORTED})
+_FROZEN: Final = frozenset({BuildStatus.SKIPPED, BuildStatus.ABORTED})
 
 
-def open_closure_cte_body(seeds: str, into: str = "", within: str = "") -> str:
+def out_of_place_predicate(b: str = "b") -> str:
+    """Skipped or Aborted and wanted all the same, or Created with nobody to want it."""
+    return (
+        f"(({b}.wanted AND {any_of(f'{b}.status', _FROZEN)})"
+        f" OR ({any_of(f'{b}.status', {BuildStatus.CREATED})} AND NOT {b}.wanted"
+        f" AND NOT {wanting_entry_point(f'{b}.derivation')}))"
+    )
+
+
+def open_closure_cte_body(seeds: str, into: str = "", within: str = "", carried: str = "") -> str:
     """The one walk behind the needs-build mark and naming, as the body of a recursive CTE `reached`.
 
     `seeds` selects the derivations to start from. From each row reached the walk steps over runtime
     edges, and over build edges when the row is a builder; it reaches only open rows, so a passthrough
     is reached and its build inputs are not. `into` narrows the rows reached (alias `b`) as each is looked
-    at, `within` a whole level of them at a time (alias `below`).
+    at, `within` a whole level of them at a time (alias `below`). `carried` is a column of `reached` that
+    the rows below take over from those above.
     """
+    carry = carried and f"reached.{carried}, "
     return f"""
         {seeds}
       UNION
-        SELECT below.derivation FROM reached, LATERAL (
+        SELECT {carry}below.derivation FROM reached, LATERAL (
             SELECT b.derivation FROM derivation_build x
             JOIN derivation xd ON xd.id = x.derivation
             JOIN derivation_dependency e ON e.derivation = x.derivation AND {steps_over("e", "x", "xd")}
@@ -51,11 +62,30 @@ _WANTED_FROM_ABOVE = f"""
             WHERE e.dependency = b.derivation AND x.wanted AND {open_predicate("x")}
               AND {steps_over("e", "x", "xd")})
 """
-# The region that may change below the roots, then what is wanted inside it: from entry points in it
-# and from wanted rows outside. Only open rows whose mark differs come back: on a row that is done the
-# mark means nothing, and whatever opens it again makes it a root.
-# Regions of 10,000 rows are real, and nobody can estimate them: NOT IN and IS TRUE keep the planner from
-# turning a look into a hash table into a join that reads the whole region for each row.
+# Of the rows of the CTE `area`, those that are wanted: from entry points in it and from wanted rows outside.
+_WANTED_INSIDE = f"""
+    wanted_outside AS MATERIALIZED (
+        SELECT DISTINCT e.dependency AS derivation
+        FROM area JOIN derivation_dependency e ON e.dependency = area.derivation
+        JOIN derivation_build x ON x.derivation = e.derivation
+        JOIN derivation xd ON xd.id = x.derivation
+        WHERE x.wanted AND {open_predicate("x")} AND {steps_over("e", "x", "xd")}
+          AND x.derivation NOT IN (SELECT i.derivation FROM area i)
+    ), reached (derivation) AS (
+        {
+    open_closure_cte_body(
+        f'''SELECT b.derivation FROM area JOIN derivation_build b USING (derivation)
+            WHERE {open_predicate("b")} AND (b.derivation IN (SELECT o.derivation FROM wanted_outside o)
+                  OR {wanting_entry_point("b.derivation")})''',
+        within="WHERE (below.derivation IN (SELECT i.derivation FROM area i)) IS TRUE",
+    )
+}
+    )
+"""
+# The region that may change below the roots, then what is wanted inside it. Only open rows whose mark
+# differs come back: on a row that is done the mark means nothing, and whatever opens it again makes it a
+# root. Regions of 10,000 rows are real, and nobody can estimate them: NOT IN and IS TRUE keep the planner
+# from turning a look into a hash table into a join that reads the whole region for each row.
 READ_NEED: Final = Statement(
     "read_need",
     f"""
@@ -73,26 +103,23 @@ READ_NEED: Final = Statement(
         ) below
     ), area AS MATERIALIZED (
         SELECT DISTINCT derivation FROM region
-    ), wanted_outside AS MATERIALIZED (
-        SELECT DISTINCT e.dependency AS derivation
-        FROM area JOIN derivation_dependency e ON e.dependency = area.derivation
-        JOIN derivation_build x ON x.derivation = e.derivation
-        JOIN derivation xd ON xd.id = x.derivation
-        WHERE x.wanted AND {open_predicate("x")} AND {steps_over("e", "x", "xd")}
-          AND x.derivation NOT IN (SELECT i.derivation FROM area i)
-    ), reached (derivation) AS (
-        {
-        open_closure_cte_body(
-            f'''SELECT b.derivation FROM area JOIN derivation_build b USING (derivation)
-            WHERE {open_predicate("b")} AND (b.derivation IN (SELECT o.derivation FROM wanted_outside o)
-                  OR {wanting_entry_point("b.derivation")})''',
-            within="WHERE (below.derivation IN (SELECT i.derivation FROM area i)) IS TRUE",
-        )
-    }
-    )
+    ), {_WANTED_INSIDE}
     SELECT b.derivation, w.derivation IS NOT NULL
     FROM area JOIN derivation_build b USING (derivation) LEFT JOIN reached w USING (derivation)
     WHERE b.wanted <> (w.derivation IS NOT NULL) AND {open_predicate("b")}
+    """,
+)
+# Of rows that the consistency check found wanted by nobody, those of which that is true now: without the
+# region below them, whose marks it has seen to be right.
+READ_LOST_NEED: Final = Statement(
+    "read_lost_need",
+    f"""
+    WITH RECURSIVE area AS MATERIALIZED (
+        SELECT b.derivation FROM derivation_build b
+        WHERE b.derivation = ANY(%(ids)s) AND b.wanted AND {open_predicate("b")}
+    ), {_WANTED_INSIDE}
+    SELECT area.derivation, false FROM area LEFT JOIN reached w USING (derivation)
+    WHERE w.derivation IS NULL LIMIT %(limit)s
     """,
 )
 # An event that can only add need (new builders, edges or entry points) walks down through rows that
@@ -138,7 +165,7 @@ THAW_WANTED: Final = Statement(
     f"""
     WITH frozen AS (
         SELECT b.derivation, b.status FROM derivation_build b
-        WHERE b.derivation = ANY(%(ids)s) AND b.wanted AND {_THAWED}
+        WHERE b.derivation = ANY(%(ids)s) AND b.wanted AND {any_of("b.status", _FROZEN)}
         ORDER BY b.derivation FOR NO KEY UPDATE
     )
     UPDATE derivation_build b
@@ -187,7 +214,10 @@ async def update_need(tx: Transaction, roots: Collection[int], *, only_gains: bo
     if not roots:
         return NeedChange((), ())
     read = READ_GAINED_NEED if only_gains else READ_NEED
-    answer = await tx.rows(read, roots=ordered(roots))
+    return await _write_need(tx, await tx.rows(read, roots=ordered(roots)))
+
+
+async def _write_need(tx: Transaction, answer: list[tuple[int, bool]]) -> NeedChange:
     if not answer:
         return NeedChange((), ())
     answer.sort()
@@ -219,19 +249,22 @@ async def _thaw(tx: Transaction, ids: Collection[int]) -> list[int]:
     return [i for i, _ in rows]
 
 
-async def thaw_wanted(tx: Transaction, ids: Collection[int]) -> None:
-    """Those of `ids` that are Skipped or Aborted and still wanted become Created and queue."""
+async def thaw_wanted(tx: Transaction, ids: Collection[int]) -> list[int]:
+    """Those of `ids` that are Skipped or Aborted and still wanted become Created and queue; returns them."""
     thawed = await _thaw(tx, ids)
     await update_and_settle_need(tx, thawed, only_gains=True)
     await settle_held(tx, thawed)
     await promote(tx, thawed)
+    return thawed
 
 
-async def skip_unwanted(tx: Transaction, ids: Collection[int]) -> None:
+async def skip_unwanted(tx: Transaction, ids: Collection[int]) -> list[int]:
     """Created rows that nobody needs and that are no entry point become Skipped: settled work."""
-    if ids:
-        skipped = await tx.ids(SKIP_UNWANTED, ids=ordered(ids), now=tx.now)
-        tx.moves.change(BuildChange(i, BuildStatus.CREATED, BuildStatus.SKIPPED) for i in skipped)
+    if not ids:
+        return []
+    skipped = await tx.ids(SKIP_UNWANTED, ids=ordered(ids), now=tx.now)
+    tx.moves.change(BuildChange(i, BuildStatus.CREATED, BuildStatus.SKIPPED) for i in skipped)
+    return skipped
 
 
 async def skip_aborted(tx: Transaction, ids: Collection[int]) -> None:
@@ -266,3 +299,29 @@ async def need_after(tx: Transaction, changes: Collection[BuildChange]) -> None:
     await update_and_settle_need(tx, joined, only_gains=True)
     if left:
         await update_and_settle_need(tx, await tx.ids(WITH_OPEN_DEPENDENCIES, ids=ordered(left)))
+
+
+# --- for the consistency check --------------------------------------------------------------------
+
+
+async def recount_wanted(tx: Transaction, suspects: Collection[int], limit: int) -> list[int]:
+    """Write the marks of `suspects`, which are every row whose mark is wrong, and settle them.
+
+    Returns the rows it changed, at most `limit`: fewer mean that all is done. What a transition moved since
+    the suspects were found is not changed, because the marks around them are read as they are now.
+    """
+    ids = ordered(suspects)
+    lost = await _write_need(tx, await tx.rows(READ_LOST_NEED, ids=ids, limit=limit))
+    await settle_need(tx, lost)
+    left = limit - len(lost.lost)
+    gained = await _write_need(tx, (await tx.rows(READ_GAINED_NEED, roots=ids))[:left])
+    thawed = await settle_need(tx, gained)
+    await settle_held(tx, thawed)
+    await update_and_settle_need(tx, thawed, only_gains=True)
+    return [*lost.lost, *gained.gained]
+
+
+async def settle_skipped(tx: Transaction, ids: Collection[int]) -> int:
+    """The backstop of skip and thaw: settle those of `ids` whose status contradicts their mark; how many."""
+    thawed = await thaw_wanted(tx, ids)
+    return len(thawed) + len(await skip_unwanted(tx, ids))

@@ -14,6 +14,7 @@ from enum import IntEnum
 
 from gradient.model import (
     BUILDER_STATUSES,
+    CASCADE_TARGET,
     EVALUATION_ACTIVE,
     NEED_BUILD_STATUSES,
     TERMINAL_FAILURE,
@@ -44,6 +45,11 @@ def live_evaluation(v: str = "v") -> str:
     return any_of(f"{v}.status", EVALUATION_ACTIVE)
 
 
+def recorded_predicate(d: str = "d") -> str:
+    """The subtree of a derivation is recorded down to its leaves: where a worker's walk stops."""
+    return f"({d}.walked AND {d}.unwalked_inputs = 0)"
+
+
 # --- what a shared build is -----------------------------------------------------------------------
 
 
@@ -64,6 +70,13 @@ def shared_build_complete_predicate(b: str = "b") -> str:
 def fetchable_predicate(b: str = "b") -> str:
     """What the column `fetchable` must say."""
     return f"({any_of(f'{b}.status', TERMINAL_SUCCESS)} AND {shared_build_complete_predicate(b)})"
+
+
+def held_predicate(b: str = "b") -> str:
+    """It waits for a build that it does not need: our cache holds it with everything it refers to. A job
+    that is out finishes undisturbed."""
+    waits = any_of(f"{b}.status", CASCADE_TARGET | {BuildStatus.SKIPPED})
+    return f"({waits} AND {shared_build_complete_predicate(b)} AND {unassigned_predicate(b)})"
 
 
 def open_predicate(b: str = "b") -> str:

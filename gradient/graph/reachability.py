@@ -7,18 +7,32 @@ Source: seed "Queueing and Counters", Naming and Adoption.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
+from gradient.graph.can_start import promote
 from gradient.graph.need import open_closure_cte_body, update_and_settle_need
+from gradient.graph.pg import Connection, fetch_value
 from gradient.graph.predicates import (
     blocks_evaluation,
+    live_evaluation,
     non_passthrough_predicate,
     open_predicate,
     runtime_edge,
+    steps_over,
 )
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction
 
+# From each name of a live evaluation one step of the open walk down, to a wanted row.
+_BELOW_LIVE_NAMES = f"""
+    FROM evaluation v JOIN build_job j ON j.evaluation = v.id
+    JOIN derivation_build x ON x.derivation = j.derivation AND x.wanted AND {open_predicate("x")}
+    JOIN derivation xd ON xd.id = x.derivation
+    JOIN derivation_dependency e ON e.derivation = x.derivation AND {steps_over("e", "x", "xd")}
+    JOIN derivation_build b ON b.derivation = e.dependency AND b.wanted AND {open_predicate("b")}
+    WHERE {live_evaluation("v")}
+"""
 EVAL_BLOCKED: Final = Statement(
     "eval_blocked",
     f"""
@@ -63,6 +77,48 @@ ADOPT_PENDING_CLOSURE: Final = Statement(
     RETURNING derivation
     """,
 )
+PENDING_ORPHAN_FRONTIER: Final = Statement(
+    "pending_orphan_frontier",
+    f"""
+    SELECT EXISTS (
+        SELECT {_BELOW_LIVE_NAMES} AND NOT EXISTS (
+            SELECT FROM build_job n JOIN evaluation w ON w.id = n.evaluation
+            WHERE n.derivation = b.derivation AND {live_evaluation("w")})
+    )
+    """,
+)
+# The open walk from every name of every live evaluation, as far as it leads to what is not named by it: a
+# named row starts a walk of its own.
+UNNAMED_CLOSURES: Final = Statement(
+    "unnamed_closures",
+    f"""
+    WITH RECURSIVE reached (evaluation, derivation) AS (
+        {
+        open_closure_cte_body(
+            f'''SELECT v.id, b.derivation {_BELOW_LIVE_NAMES} AND NOT EXISTS (
+                SELECT FROM build_job n WHERE n.evaluation = v.id AND n.derivation = b.derivation)''',
+            into='''AND b.wanted AND NOT EXISTS (SELECT FROM build_job n
+                WHERE n.evaluation = reached.evaluation AND n.derivation = b.derivation)''',
+            carried="evaluation",
+        )
+    }
+    )
+    SELECT evaluation, derivation FROM reached LIMIT %(limit)s
+    """,
+)
+ADOPT_PENDING: Final = Statement(
+    "adopt_pending",
+    f"""
+    INSERT INTO build_job (evaluation, derivation, created_at)
+    SELECT v.id, b.derivation, %(now)s
+    FROM unnest(%(evaluations)s::bigint[], %(ids)s::bigint[]) AS p (evaluation, derivation)
+    JOIN evaluation v ON v.id = p.evaluation AND {live_evaluation("v")}
+    JOIN derivation_build b ON b.derivation = p.derivation AND b.wanted AND {open_predicate("b")}
+    ORDER BY v.id, b.derivation
+    ON CONFLICT (evaluation, derivation) DO NOTHING
+    RETURNING evaluation, derivation
+    """,
+)
 
 
 async def eval_blocked(tx: Transaction, evaluation: int) -> bool:
@@ -82,3 +138,29 @@ async def adopt_pending_closure(tx: Transaction, evaluation: int) -> None:
     if adopted:
         tx.moves.progressed.add(evaluation)
         await update_and_settle_need(tx, adopted, only_gains=True)
+
+
+async def pending_orphan_frontier(connection: Connection) -> bool:
+    """Whether a wanted shared build that no live evaluation names stands one step below one that is named."""
+    return bool(await fetch_value(connection, PENDING_ORPHAN_FRONTIER))
+
+
+async def adopt_pending_closures(tx: Transaction) -> int:
+    """Name for every live evaluation every wanted shared build its names still wait for; how many names
+    that were. Worth a walk only once `pending_orphan_frontier` finds something, or when a name of an open
+    build was deleted."""
+    return await adopt_pending(tx, await tx.rows(UNNAMED_CLOSURES, limit=None))
+
+
+async def adopt_pending(tx: Transaction, names: Collection[tuple[int, int]]) -> int:
+    """Name shared builds for evaluations, as (evaluation, derivation), where one still waits for the other;
+    queue those that waited for a name. Returns how many names are new."""
+    if not names:
+        return 0
+    evaluations, ids = zip(*names, strict=True)
+    rows = await tx.rows(ADOPT_PENDING, evaluations=list(evaluations), ids=list(ids), now=tx.now)
+    tx.moves.progressed.update(evaluation for evaluation, _ in rows)
+    adopted = {derivation for _, derivation in rows}
+    await update_and_settle_need(tx, adopted, only_gains=True)
+    await promote(tx, adopted)
+    return len(rows)

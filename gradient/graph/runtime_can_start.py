@@ -17,6 +17,17 @@ from gradient.graph.predicates import present_predicate, runtime_edge, shared_bu
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 
+
+def count_missing_runtime_deps(derivation: str) -> str:
+    """What `missing_runtime_deps` of this shared build must say."""
+    return f"""(
+        SELECT count(*)::integer FROM derivation_dependency e
+        LEFT JOIN derivation_build x ON x.derivation = e.dependency
+        WHERE e.derivation = {derivation} AND {runtime_edge("e")}
+          AND (x.derivation IS NULL OR NOT {shared_build_complete_predicate("x")})
+    )"""
+
+
 COMPLETE_AMONG: Final = Statement(
     "complete_among",
     f"""
@@ -43,6 +54,24 @@ SEED_MISSING_RUNTIME_DEPS: Final = Statement(
         WHERE b.derivation = c.derivation AND b.missing_runtime_deps <> c.missing
     )
     SELECT c.derivation FROM counted c WHERE c.missing = 0 AND {present_predicate("c.derivation")}
+    """,
+)
+# For the consistency check: absolute, and answered and locked only where the count was wrong; with whether
+# the closure is complete by the old count and by the new one.
+RECOUNT_MISSING_RUNTIME_DEPS: Final = Statement(
+    "recount_missing_runtime_deps",
+    f"""
+    WITH counted AS (
+        SELECT own.derivation, {count_missing_runtime_deps("own.derivation")} AS missing
+        FROM unnest(%(ids)s::bigint[]) AS own (derivation)
+    ), wrong AS (
+        SELECT b.derivation, {shared_build_complete_predicate("b")} AS complete, c.missing FROM counted c
+        JOIN derivation_build b USING (derivation)
+        WHERE b.missing_runtime_deps <> c.missing ORDER BY b.derivation FOR NO KEY UPDATE OF b
+    )
+    UPDATE derivation_build b SET missing_runtime_deps = w.missing FROM wrong w
+    WHERE b.derivation = w.derivation
+    RETURNING b.derivation, w.complete, {shared_build_complete_predicate("b")}
     """,
 )
 RIPPLE_MISSING_RUNTIME_DEPS: Final = Statement(

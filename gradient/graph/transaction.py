@@ -6,7 +6,7 @@ argument, and the `Moves` it adds to. Only the writer, startup recovery and test
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
 from gradient.graph.pg_errors import GraphError
 from gradient.graph.statements import Statement
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -31,6 +32,12 @@ class Message(Protocol[T_co]):
         """Change the graph. May be run again from the start: the writer retries, and after a lost
         connection it cannot know whether the commit arrived."""
         ...
+
+
+class Submit(Protocol):
+    """`GraphWriter.submit`: the result of a message once it is committed."""
+
+    def __call__(self, message: Message[T]) -> Awaitable[T]: ...
 
 
 @attrs.define(eq=False)

@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from gradient.graph.predicates import build_edge
+from gradient.graph.predicates import build_edge, recorded_predicate
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
+
+
+def count_unwalked_inputs(derivation: str) -> str:
+    """What `unwalked_inputs` of this derivation must say."""
+    return f"""(
+        SELECT count(*)::integer FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
+        WHERE e.derivation = {derivation} AND {build_edge("e")} AND NOT {recorded_predicate("i")}
+    )"""
+
 
 # Rows of `fresh` count as incomplete on both sides: each one that turns out complete is then spread
 # like any other flip. Returns the count before and after, so that only transitions spread.
@@ -25,7 +34,7 @@ SEED_UNWALKED_INPUTS: Final = Statement(
         SELECT l.id, l.before, (
             SELECT count(*) FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
             WHERE e.derivation = l.id AND {build_edge("e")}
-              AND NOT (i.walked AND i.unwalked_inputs = 0 AND i.id <> ALL(%(fresh)s))
+              AND NOT ({recorded_predicate("i")} AND i.id <> ALL(%(fresh)s))
         )::integer AS after
         FROM locked l
     ), written AS (
@@ -38,12 +47,29 @@ SEED_UNWALKED_INPUTS: Final = Statement(
 RIPPLE_UNWALKED_INPUTS: Final = Statement(
     "ripple_unwalked_inputs", "SELECT ripple_unwalked_inputs(%(frontier)s, %(direction)s)"
 )
+# For the consistency check: absolute, and answered and locked only where the count was wrong; with whether
+# the subtree is recorded by the old count and by the new one.
+RECOUNT_UNWALKED_INPUTS: Final = Statement(
+    "recount_unwalked_inputs",
+    f"""
+    WITH counted AS (
+        SELECT own.id, {count_unwalked_inputs("own.id")} AS unwalked
+        FROM unnest(%(ids)s::bigint[]) AS own (id)
+    ), wrong AS (
+        SELECT d.id, {recorded_predicate("d")} AS recorded, c.unwalked FROM counted c
+        JOIN derivation d USING (id)
+        WHERE d.unwalked_inputs <> c.unwalked ORDER BY d.id FOR NO KEY UPDATE OF d
+    )
+    UPDATE derivation d SET unwalked_inputs = w.unwalked FROM wrong w WHERE d.id = w.id
+    RETURNING d.id, w.recorded, {recorded_predicate("d")}
+    """,
+)
 KNOWN_DERIVATIONS: Final = Statement(
     "known_derivations",
-    """
+    f"""
     SELECT d.hash, d.name FROM unnest(%(hashes)s::text[], %(names)s::text[]) AS asked (hash, name)
     JOIN derivation d ON d.hash = asked.hash AND d.name = asked.name
-    WHERE d.walked AND d.unwalked_inputs = 0
+    WHERE {recorded_predicate("d")}
     """,
 )
 

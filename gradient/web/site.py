@@ -11,13 +11,14 @@ from urllib.parse import urlsplit
 import attrs
 
 from gradient.graph.pg_pool import Pool
+from gradient.graph.transaction import Submit
 from gradient.nar.grants import Grants
 from gradient.nar.store import NarStore
 from gradient.nursery.health import HealthTable
 from gradient.passes.pool import WorkerPool
 from gradient.sessions.live import LiveHub
 from gradient.web.access import Gate
-from gradient.web.uploads import Cache, Submit, Uploads
+from gradient.web.uploads import Cache, Uploads
 
 # A host name or address with an optional port, as a Host header may hold it; anything else is not echoed.
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")

@@ -7,10 +7,10 @@ while it comes; only then are its paths claimed, so a slow client holds nobody u
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Collection, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import attrs
 import trio
@@ -18,7 +18,7 @@ import trio
 from gradient.graph.cache_reads import held_paths
 from gradient.graph.nar import CommitNars, Signed
 from gradient.graph.pg_pool import Pool
-from gradient.graph.transaction import Message
+from gradient.graph.transaction import Submit
 from gradient.model import NarRecord
 from gradient.nar.bundle import EntryHeader
 from gradient.nar.errors import BadUpload, StoreUnavailable
@@ -29,18 +29,10 @@ from gradient.nar.store import NarStore
 from gradient.nix.store_path import StorePath
 from gradient.web.errors import BadRequest, NotRecorded
 
-T = TypeVar("T")
-
 # Uploads verified at once: each holds a thread while its client sends.
 MAX_CONCURRENT: Final = 16
 # Seconds for storing and committing what is verified; the graph writer itself gives up after 120.
 COMMIT_LIMIT: Final = 130.0
-
-
-class Submit(Protocol):
-    """`GraphWriter.submit`: the result of a message once it is committed."""
-
-    def __call__(self, message: Message[T]) -> Awaitable[T]: ...
 
 
 @attrs.frozen

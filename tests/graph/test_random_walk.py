@@ -20,6 +20,7 @@ from gradient.graph.builds import (
     ReturnAssignment,
     StoreBuildOutput,
 )
+from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.evaluations import (
     AbortEvaluation,
@@ -85,6 +86,7 @@ class Walk:
             (2, self.retry),
             (1, self.fold),
             (1, self.restart),
+            (1, self.find_no_drift),
         ]
         chosen = self.dice.choices([s for _, s in steps], [weight for weight, _ in steps])[0]
         await chosen()
@@ -230,6 +232,10 @@ class Walk:
         self.jobs.clear()
         await self.all_begin_again()
 
+    async def find_no_drift(self) -> None:
+        report = await graph_consistency_report(self.world.connection, self.world.apply)
+        assert attrs.evolve(report, adopted=0) == ConsistencyReport()
+
     # --- the end --------------------------------------------------------------------------------
 
     async def finish(self) -> None:
@@ -278,3 +284,4 @@ async def test_every_column_is_right_after_every_step(connection: Connection, se
         assert not await world.apply(FinishEvaluation(evaluation))
     await recount_evaluations(connection, list(statuses))
     await world.check()
+    assert await graph_consistency_report(connection, world.apply) == ConsistencyReport()

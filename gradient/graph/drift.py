@@ -1,0 +1,144 @@
+"""Where a maintained column contradicts what it stands for: one read over whole tables each.
+
+Layer: graph, for the consistency check alone. A statement sees one moment, and every committed moment is
+right, so what it finds has drifted; only `wanted` and the names take long enough to matter, and whoever
+mends them looks again. These statements join whole tables on purpose: a look up for each of a million rows
+takes several times as long. Each finds MOST rows at a time.
+Source: seed "Queueing and Counters", Consistency Check.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gradient.graph.need import open_closure_cte_body, out_of_place_predicate
+from gradient.graph.predicates import (
+    any_of,
+    build_edge,
+    fetchable_predicate,
+    gates_predicate,
+    held_predicate,
+    open_predicate,
+    promotable_predicate,
+    recorded_predicate,
+    runtime_edge,
+    shared_build_complete_predicate,
+    unassigned_predicate,
+    wanting_entry_point,
+)
+from gradient.graph.runtime_can_start import count_missing_runtime_deps
+from gradient.graph.statements import Statement
+from gradient.graph.walk_completeness import count_unwalked_inputs
+from gradient.model import BuildStatus
+
+# Rows one read may answer: a broken database must not fill the memory.
+MOST: Final = 100_000
+
+# Memory for the tables that are joined; and one core, because the writer needs the other.
+SWEEP_SETTINGS: Final = Statement(
+    "sweep_settings",
+    """
+    SELECT set_config('work_mem', '64MB', false), set_config('max_parallel_workers_per_gather', '0', false)
+    """,
+)
+
+UNWALKED_INPUTS_DRIFT: Final = Statement(
+    "unwalked_inputs_drift",
+    f"""
+    WITH counted AS (
+        SELECT e.derivation, count(*) AS unwalked
+        FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
+        WHERE {build_edge("e")} AND NOT {recorded_predicate("i")} GROUP BY e.derivation
+    )
+    SELECT d.id FROM derivation d LEFT JOIN counted c ON c.derivation = d.id
+    WHERE d.unwalked_inputs <> coalesce(c.unwalked, 0) LIMIT {MOST}
+    """,
+)
+MISSING_RUNTIME_DEPS_DRIFT: Final = Statement(
+    "missing_runtime_deps_drift",
+    f"""
+    WITH complete AS MATERIALIZED (
+        SELECT b.derivation FROM derivation_build b WHERE {shared_build_complete_predicate("b")}
+    ), counted AS (
+        SELECT e.derivation, count(*) AS missing
+        FROM derivation_dependency e LEFT JOIN complete c ON c.derivation = e.dependency
+        WHERE {runtime_edge("e")} AND c.derivation IS NULL GROUP BY e.derivation
+    )
+    SELECT b.derivation FROM derivation_build b LEFT JOIN counted c USING (derivation)
+    WHERE b.missing_runtime_deps <> coalesce(c.missing, 0) LIMIT {MOST}
+    """,
+)
+FETCHABLE_DRIFT: Final = Statement(
+    "fetchable_drift",
+    f"""
+    SELECT b.derivation FROM derivation_build b
+    WHERE b.fetchable <> {fetchable_predicate("b")} OR {held_predicate("b")} LIMIT {MOST}
+    """,
+)
+# The walk of the needs-build mark from every entry point.
+WANTED_DRIFT: Final = Statement(
+    "wanted_drift",
+    f"""
+    WITH RECURSIVE reached (derivation) AS (
+        {
+        open_closure_cte_body(
+            f'''SELECT b.derivation FROM derivation_build b
+            WHERE b.derivation IN (SELECT t.derivation FROM entry_point t)
+              AND {open_predicate("b")} AND {wanting_entry_point("b.derivation")}'''
+        )
+    }
+    )
+    SELECT b.derivation FROM derivation_build b LEFT JOIN reached w USING (derivation)
+    WHERE {open_predicate("b")} AND b.wanted <> (w.derivation IS NOT NULL) LIMIT {MOST}
+    """,
+)
+SKIPPED_DRIFT: Final = Statement(
+    "skipped_drift",
+    f"SELECT b.derivation FROM derivation_build b WHERE {out_of_place_predicate('b')} LIMIT {MOST}",
+)
+CAN_START_DRIFT: Final = Statement(
+    "can_start_drift",
+    f"""
+    WITH counted AS (
+        SELECT e.derivation, count(*) AS blocking
+        FROM derivation_dependency e LEFT JOIN derivation_build x ON x.derivation = e.dependency
+        WHERE NOT coalesce(x.fetchable, false) GROUP BY e.derivation
+    )
+    SELECT b.derivation FROM derivation_build b
+    JOIN derivation d ON d.id = b.derivation LEFT JOIN counted c ON c.derivation = b.derivation
+    WHERE b.blocking_deps <> coalesce(c.blocking, 0) OR {promotable_predicate("b", "d")}
+       OR ({any_of("b.status", {BuildStatus.QUEUED})} AND NOT {gates_predicate("b", "d")}
+           AND {unassigned_predicate("b")}) LIMIT {MOST}
+    """,
+)
+
+# --- what flows up is mended from the bottom ------------------------------------------------------
+# Of `ids` those whose count is wrong as things stand now, and whether none of them is right below.
+
+UNWALKED_INPUTS_AMONG: Final = Statement(
+    "unwalked_inputs_among",
+    f"""
+    WITH suspect AS MATERIALIZED (
+        SELECT d.id FROM derivation d
+        WHERE d.id = ANY(%(ids)s) AND d.unwalked_inputs <> {count_unwalked_inputs("d.id")}
+    )
+    SELECT s.id, NOT EXISTS (SELECT FROM derivation_dependency e
+                             WHERE e.derivation = s.id AND {build_edge("e")}
+                               AND (e.dependency IN (SELECT l.id FROM suspect l)) IS TRUE)
+    FROM suspect s
+    """,
+)
+MISSING_RUNTIME_DEPS_AMONG: Final = Statement(
+    "missing_runtime_deps_among",
+    f"""
+    WITH suspect AS MATERIALIZED (
+        SELECT b.derivation FROM derivation_build b
+        WHERE b.derivation = ANY(%(ids)s)
+          AND b.missing_runtime_deps <> {count_missing_runtime_deps("b.derivation")}
+    )
+    SELECT s.derivation, NOT EXISTS (SELECT FROM derivation_dependency e
+                                     WHERE e.derivation = s.derivation AND {runtime_edge("e")}
+                                       AND (e.dependency IN (SELECT l.derivation FROM suspect l)) IS TRUE)
+    FROM suspect s
+    """,
+)
