@@ -5,7 +5,7 @@
     ├── database          embedded PostgreSQL, unless a DSN is set
     ├── instance lock     one server per database
     ├── graph writer      one channel in, stopped last
-    ├── passes            builds, evaluations, waiting states, retries, resync, consistency: a budget each
+    ├── passes            builds, evaluations, waiting, retries, resync, consistency, garbage: a budget each
     ├── proto listener    one session nursery a worker
     └── http              API, cache, pages
 """

@@ -25,11 +25,15 @@ from gradient.graph.pg_errors import DATABASE_ERRORS, START_ERRORS, start_failed
 from gradient.graph.pg_pool import Pool
 from gradient.graph.recovery import recover_interrupted_work
 from gradient.graph.writer import UNRECORDED, GraphWriter
+from gradient.nar.claims import PathClaims
+from gradient.nar.errors import StoreUnavailable
 from gradient.nar.store import NarStore
 from gradient.nursery.health import HealthTable
 from gradient.nursery.periodic import periodic
 from gradient.nursery.supervise import supervise
 from gradient.passes.consistency import CONSISTENCY_BUDGET, check_graph
+from gradient.passes.garbage import Garbage
+from gradient.passes.nar_files import NarFiles
 from gradient.passes.scheduler import Scheduler
 from gradient.server_files import DATA_VERSION, ServerFiles
 from gradient.sessions.live import LiveHub
@@ -43,7 +47,9 @@ log = structlog.get_logger()
 
 TICK: Final = 5.0  # seconds between two runs of a pass that nobody woke
 RESYNC: Final = 60.0
+REMOVALS: Final = 60.0  # between two looks for objects to remove
 PASS_BUDGET: Final = 120.0
+GARBAGE_BUDGET: Final = 1800.0
 
 
 def now() -> datetime:
@@ -69,6 +75,7 @@ class Server:
     # Known once the first rows are there.
     sessions: Sessions = attrs.field(init=False)
     site: Site = attrs.field(init=False)
+    nar_files: NarFiles = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.writer = GraphWriter(self.url, self.publish, now)
@@ -79,6 +86,7 @@ class Server:
         self.scheduler.moved(moves)
         self.sessions.moved(moves)
         self.hub.publish(moves)
+        self.nar_files.moved(moves)
 
     async def prepare(self) -> None:
         """Migrations, first rows, recovery; then what needs to know the cache. Raises PostgresError."""
@@ -87,6 +95,8 @@ class Server:
         except START_ERRORS as error:
             raise start_failed(error) from error
         store = await trio.to_thread.run_sync(NarStore.open, self.data.store, self.settings.nar.url)
+        claims = PathClaims()
+        self.nar_files = NarFiles(self.readers, self.writer.submit, store, claims)
         cache = Cache(first.cache, FIRST_CACHE, self.files.signing_key)
         side = CacheSide(
             first.cache,
@@ -111,6 +121,8 @@ class Server:
             version=__version__,
             data_version=DATA_VERSION,
             clock=now,
+            claims=claims,
+            suspect=self.nar_files.suspect,
         )
 
     async def _prepare_database(self) -> FirstRows:
@@ -168,14 +180,17 @@ class Server:
 
     def passes(self) -> Iterator[Callable[[], Awaitable[None]]]:
         """Every pass, as a task with its own budget."""
-        scheduler = self.scheduler
-        a_pass = partial(periodic, budget=PASS_BUDGET, health=self.health, recoverable=UNRECORDED)
+        scheduler, files = self.scheduler, self.nar_files
+        recoverable = (*UNRECORDED, StoreUnavailable)
+        a_pass = partial(periodic, budget=PASS_BUDGET, health=self.health, recoverable=recoverable)
         for name, run, interval, wake in (
             ("build assignment", scheduler.assign_builds, TICK, scheduler.builds_moved),
             ("evaluation assignment", scheduler.assign_queued_evals, TICK, scheduler.evaluations_moved),
             ("waiting state", scheduler.refresh_waiting_state, TICK, scheduler.waiting_moved),
             ("transient retries", scheduler.retry_transient, TICK, None),
             ("resync", scheduler.resync, RESYNC, None),
+            ("missing objects", files.look_for_suspected, RESYNC, files.missed),
+            ("object removal", files.remove_retired, REMOVALS, None),
         ):
             yield partial(a_pass, name, interval, pass_fn=run, wake=wake)
         if interval := self.settings.metrics.graph_consistency_interval_secs:
@@ -189,3 +204,7 @@ class Server:
                 health=self.health,
                 recoverable=UNRECORDED,
             )
+        gc = self.settings.gc
+        if gc.interval_secs:
+            garbage = Garbage(self.readers, self.writer.submit, gc, self.settings.eval, now)
+            yield partial(a_pass, "garbage", gc.interval_secs, pass_fn=garbage.collect, budget=GARBAGE_BUDGET)

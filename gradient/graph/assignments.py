@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -64,13 +65,13 @@ CLOSE_ASSIGNMENT: Final = Statement(
     """
     UPDATE dispatched_job SET finished_at = %(now)s, outcome = %(outcome)s, timeline = %(timeline)s::jsonb
     WHERE id = %(assignment)s AND finished_at IS NULL
-    RETURNING kind, evaluation, derivation, fetch_only, worker_id
+    RETURNING kind, evaluation, derivation, fetch_only, worker_id, dispatched_at
     """,
 )
 OPEN_ASSIGNMENT: Final = Statement(
     "open_assignment",
     """
-    SELECT kind, evaluation, derivation, fetch_only, worker_id FROM dispatched_job
+    SELECT kind, evaluation, derivation, fetch_only, worker_id, dispatched_at FROM dispatched_job
     WHERE id = %(assignment)s AND finished_at IS NULL
     """,
 )
@@ -113,6 +114,7 @@ class Assignment:
     derivation: int | None
     fetch_only: bool
     worker_id: UUID
+    dispatched_at: datetime
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Assignment:

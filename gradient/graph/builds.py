@@ -24,6 +24,7 @@ from gradient.graph.assignments import (
     timeline_json,
 )
 from gradient.graph.can_start import became_fetchable, promote, unpromote_ungated
+from gradient.graph.demote import heal_missing_inputs
 from gradient.graph.dependency_failure import cascade_dependency_failed
 from gradient.graph.evaluations import lose_evaluations, requeue_evaluation
 from gradient.graph.failure import (
@@ -309,7 +310,8 @@ class BuildCompleted:
 
 @attrs.frozen
 class BuildFailed:
-    """JobFailed of a build (writer message)."""
+    """JobFailed of a build (writer message). `missing_paths` are hash parts and belong to
+    InputsUnavailable: inputs that the cache lists and could not give."""
 
     assignment: int
     kind: FailureKind
@@ -318,9 +320,10 @@ class BuildFailed:
     oom_killed: bool = False
     metrics: BuildMetrics | None = None
     timeline: tuple[Span, ...] = ()
+    missing_paths: tuple[str, ...] = ()
 
     async def apply(self, tx: Transaction) -> None:
-        """Decide, close the attempt, write the status, fail what needs it."""
+        """Decide, close the attempt, write the status, fail what needs it, have its inputs made again."""
         canceled = self.kind in {FailureKind.CANCELED, FailureKind.ABORTED}
         outcome = DispatchOutcome.ABANDONED if canceled else DispatchOutcome.FAILED
         job = await close_assignment(tx, self.assignment, outcome, self.timeline)
@@ -338,6 +341,9 @@ class BuildFailed:
         await close_attempt(tx, self.assignment, decision.outcome, decision.reason, message)
         if status in {BuildStatus.QUEUED, BuildStatus.BUILDING}:
             await _apply_decision(tx, job.derivation, BuildStatus(status), decision)
+        unavailable = decision.reason is AttemptReason.INPUTS_UNAVAILABLE
+        if unavailable and self.missing_paths and loops < self.limits.inputs_unavailable_max_loops:
+            await heal_missing_inputs(tx, job.derivation, self.missing_paths, job.dispatched_at)
 
 
 async def _apply_decision(tx: Transaction, derivation: int, old: BuildStatus, decision: Decision) -> None:

@@ -104,6 +104,11 @@ WALK_GAP: Final = Statement(
     ORDER BY d.walked, d.id LIMIT 1
     """,
 )
+# Whether something it walked was un-walked meanwhile; asked once.
+TAKE_WALK_LOST: Final = Statement(
+    "take_walk_lost",
+    "UPDATE evaluation SET walk_lost = false WHERE id = %(evaluation)s AND walk_lost RETURNING id",
+)
 SET_FLAKE_SOURCE: Final = Statement(
     "set_flake_source",
     "UPDATE evaluation SET flake_source = %(source)s::jsonb, commit = coalesce(%(rev)s, commit)"
@@ -327,7 +332,9 @@ class EvalStreamCompleted:
         if job.fetch_only:
             return True
         gap = await tx.rows(WALK_GAP, evaluation=job.evaluation)
-        if gap:
+        if gap and await tx.ids(TAKE_WALK_LOST, evaluation=job.evaluation):
+            await requeue_evaluation(tx, job.evaluation)
+        elif gap:
             await fail_evaluation(tx, job.evaluation, "evaluation", _gap_in_words(*gap[0]))
         elif await set_status(tx, job.evaluation, EvaluationStatus.BUILDING, EVALUATION_EVALUATING):
             await repair_build_graph(tx, job.evaluation, RepairScope.EVAL)
@@ -347,16 +354,19 @@ def _gap_in_words(name: str, walked: bool) -> str:
 
 @attrs.frozen
 class EvalFailed:
-    """JobFailed of a flake job (writer message)."""
+    """JobFailed of a flake job (writer message). `missing_paths` are hash parts that the cache lists and
+    could not give."""
 
     assignment: int
     kind: FailureKind
     error: str
     max_attempts: int
     timeline: tuple[Span, ...] = ()
+    missing_paths: tuple[str, ...] = ()
 
     async def apply(self, tx: Transaction) -> None:
         """Requeue or end the evaluation, by the kind of failure (seed "Jobs", Failures)."""
+        tx.moves.suspected.update(self.missing_paths)
         abandoned = self.kind in {FailureKind.CANCELED, FailureKind.ABORTED}
         outcome = DispatchOutcome.ABANDONED if abandoned else DispatchOutcome.FAILED
         job = await close_assignment(tx, self.assignment, outcome, self.timeline)

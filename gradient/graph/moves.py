@@ -42,6 +42,8 @@ class Moves:
     aborts: list[JobAbort] = attrs.field(factory=list)
     # Jobs that went back to the queue and must be offered again, also to workers that saw them.
     returned: set[str] = attrs.field(factory=set)
+    # Hash parts of cached paths whose objects somebody could not get: to be looked for.
+    suspected: set[str] = attrs.field(factory=set)
     # Shared builds whose loss of need, or end, may finish an evaluation. Emptied before the commit.
     unsettled: set[int] = attrs.field(factory=set)
 
@@ -62,6 +64,7 @@ class Moves:
         self.progressed |= later.progressed
         self.aborts += later.aborts
         self.returned |= later.returned
+        self.suspected |= later.suspected
 
     @property
     def queued(self) -> list[int]:
@@ -76,4 +79,11 @@ class Moves:
     @property
     def empty(self) -> bool:
         """Nothing to tell anybody."""
-        return not (self.builds or self.evaluations or self.progressed or self.aborts or self.returned)
+        return not (
+            self.builds
+            or self.evaluations
+            or self.progressed
+            or self.aborts
+            or self.returned
+            or self.suspected
+        )

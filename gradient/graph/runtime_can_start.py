@@ -114,6 +114,18 @@ async def seed_missing_runtime_deps(
     return Completeness(gained=await _spread(tx, complete, -1), lost=lost)
 
 
+async def lose_completeness(
+    tx: Transaction, lock: SharedBuildLock, complete_before: frozenset[int]
+) -> Completeness:
+    """Spread that some of `complete_before` are complete no more, because outputs of theirs are gone.
+
+    Nothing is counted again: a row's count is of what it refers to, which its own outputs do not move.
+    """
+    lock.check(tx, complete_before)
+    lost = complete_before - await complete_among(tx, complete_before)
+    return Completeness(gained=frozenset(), lost=await _spread(tx, lost, 1))
+
+
 async def _spread(tx: Transaction, flipped: Collection[int], direction: int) -> frozenset[int]:
     if not flipped:
         return frozenset()

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from gradient.graph.predicates import build_edge, recorded_predicate
+from gradient.graph.can_start import unpromote_ungated
+from gradient.graph.need import update_and_settle_need
+from gradient.graph.predicates import any_of, build_edge, recorded_predicate
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
+from gradient.model import EVALUATION_RUNNING
 
 
 def count_unwalked_inputs(derivation: str) -> str:
@@ -64,12 +67,32 @@ RECOUNT_UNWALKED_INPUTS: Final = Statement(
     RETURNING d.id, w.recorded, {recorded_predicate("d")}
     """,
 )
+UNWALK_DERIVATIONS: Final = Statement(
+    "unwalk_derivations",
+    """
+    WITH locked AS (
+        SELECT d.id FROM derivation d WHERE d.id = ANY(%(ids)s) AND d.walked
+        ORDER BY d.id FOR NO KEY UPDATE
+    )
+    UPDATE derivation d SET walked = false FROM locked l WHERE d.id = l.id
+    RETURNING d.id, d.unwalked_inputs = 0
+    """,
+)
 KNOWN_DERIVATIONS: Final = Statement(
     "known_derivations",
     f"""
-    SELECT d.hash, d.name FROM unnest(%(hashes)s::text[], %(names)s::text[]) AS asked (hash, name)
+    SELECT d.hash, d.name, d.id, greatest(d.created_at, d.promised_at) >= %(fresh_since)s
+    FROM unnest(%(hashes)s::text[], %(names)s::text[]) AS asked (hash, name)
     JOIN derivation d ON d.hash = asked.hash AND d.name = asked.name
     WHERE {recorded_predicate("d")}
+    """,
+)
+# A walk that is under way has perhaps reported this one, or stopped above it as known.
+LOSE_WALKS: Final = Statement(
+    "lose_walks",
+    f"""
+    UPDATE evaluation SET walk_lost = true
+    WHERE {any_of("status", EVALUATION_RUNNING)} AND NOT walk_lost
     """,
 )
 
@@ -86,3 +109,22 @@ async def seed_unwalked_inputs(tx: Transaction, fresh: Collection[int], grown: C
         await tx.rows(RIPPLE_UNWALKED_INPUTS, frontier=incomplete, direction=1)
     if complete:
         await tx.rows(RIPPLE_UNWALKED_INPUTS, frontier=complete, direction=-1)
+
+
+async def unwalk_derivations(tx: Transaction, ids: Collection[int]) -> list[int]:
+    """Forget that these were walked, so that the next walk reports them again; returns those that were.
+
+    Everything above them is not completely recorded any more. They can neither start nor need their inputs
+    until they are walked again: nothing that somebody waits for may be among them.
+    """
+    rows = await tx.rows(UNWALK_DERIVATIONS, ids=ordered(ids)) if ids else []
+    if not rows:
+        return []
+    unwalked = ordered(i for i, _ in rows)
+    complete = ordered(i for i, was_complete in rows if was_complete)
+    if complete:
+        await tx.rows(RIPPLE_UNWALKED_INPUTS, frontier=complete, direction=1)
+    await tx.run(LOSE_WALKS)
+    await unpromote_ungated(tx, unwalked)
+    await update_and_settle_need(tx, unwalked)
+    return unwalked

@@ -6,6 +6,7 @@ A failed read raises: the worker is told "state unknown" and asks again; it neve
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Final
 
 import attrs
@@ -36,13 +37,27 @@ class ImportState:
     fetchable: bool
 
 
-async def known_derivations(connection: Connection, drv_paths: Sequence[str]) -> list[str]:
+@attrs.frozen
+class Known:
+    """A derivation whose subtree is recorded; `fresh` says that it came, or was promised, not long ago."""
+
+    drv_path: str
+    id: int
+    fresh: bool
+
+
+async def known_derivations(
+    connection: Connection, drv_paths: Collection[str], fresh_since: datetime
+) -> list[Known]:
     """Those whose complete closure is in the graph: the worker's walk skips their subtrees."""
     keys = _drv_keys(drv_paths)
-    rows = await fetch_all(
-        connection, KNOWN_DERIVATIONS, {"hashes": list(keys), "names": [name for name, _ in keys.values()]}
-    )
-    return [keys[hash_part][1] for hash_part, name in rows if keys[hash_part][0] == name]
+    params = {
+        "hashes": list(keys),
+        "names": [name for name, _ in keys.values()],
+        "fresh_since": fresh_since,
+    }
+    rows = await fetch_all(connection, KNOWN_DERIVATIONS, params)
+    return [Known(keys[hash_part][1], *rest) for hash_part, name, *rest in rows if keys[hash_part][0] == name]
 
 
 async def import_states(connection: Connection, drv_paths: Sequence[str]) -> list[ImportState]:

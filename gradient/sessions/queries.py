@@ -16,9 +16,10 @@ import structlog
 import trio
 
 from gradient.graph.cache_reads import ServedPath, held_paths, served_paths
-from gradient.graph.pg_errors import DATABASE_ERRORS
 from gradient.graph.pg_pool import Pool
-from gradient.graph.worker_reads import known_derivations
+from gradient.graph.promises import promised_derivations, promised_paths
+from gradient.graph.transaction import Submit
+from gradient.graph.writer import UNRECORDED
 from gradient.nar.grants import Grants
 from gradient.nar.narinfo import nar_url
 from gradient.nix.store_path import InvalidStorePath, StorePath
@@ -38,7 +39,7 @@ MAX_PATHS: Final = 1000
 # Seconds the server may take for an answer; the worker waits longer than that.
 ANSWER_LIMIT: Final = 45.0
 # What keeps an answer from being given: the worker is told that the state is unknown.
-UNANSWERED: Final[tuple[type[Exception], ...]] = (*DATABASE_ERRORS, trio.TooSlowError, InvalidStorePath)
+UNANSWERED: Final[tuple[type[Exception], ...]] = (*UNRECORDED, trio.TooSlowError, InvalidStorePath)
 UPLOAD_SCOPE: Final = "upload"
 
 log = structlog.get_logger()
@@ -58,9 +59,10 @@ class CacheSide:
 
 @attrs.define(eq=False)
 class Queries:
-    """Answers for one worker."""
+    """Answers for one worker. What one says is held or known is kept for it (graph/promises.py)."""
 
     readers: Pool
+    submit: Submit
     side: CacheSide
     worker: str
 
@@ -77,16 +79,18 @@ class Queries:
 
     async def _cache_status(self, query: CacheQuery) -> CacheStatus:
         hash_parts = {path: StorePath.parse(path).hash_part for path in query.paths}
+        if query.mode is QueryMode.PUSH:
+            held = await promised_paths(self.readers, self.submit, hash_parts.values(), self.side.clock())
+            flags = [CachedPathInfo(path, hash_part in held) for path, hash_part in hash_parts.items()]
+            return CacheStatus(query.query_id, tuple(flags), self._grant())
         async with self.readers.connection() as connection:
             if query.mode is QueryMode.PULL:
                 served = await served_paths(connection, self.side.cache, hash_parts.values())
                 infos = [self._info(path, served.get(hash_part)) for path, hash_part in hash_parts.items()]
                 return CacheStatus(query.query_id, tuple(infos))
             held = await held_paths(connection, hash_parts.values())
-        flags = [CachedPathInfo(path, hash_part in held) for path, hash_part in hash_parts.items()]
-        if query.mode is QueryMode.NORMAL:
-            return CacheStatus(query.query_id, tuple(info for info in flags if info.cached))
-        return CacheStatus(query.query_id, tuple(flags), self._grant())
+        cached = [path for path, hash_part in hash_parts.items() if hash_part in held]
+        return CacheStatus(query.query_id, tuple(CachedPathInfo(path, True) for path in cached))
 
     def _info(self, path: str, served: ServedPath | None) -> CachedPathInfo:
         if served is None:
@@ -115,8 +119,8 @@ class Queries:
         """Which derivations the walk may skip; when unsure, none."""
         try:
             with trio.fail_after(ANSWER_LIMIT):
-                async with self.readers.connection() as connection:
-                    known = await known_derivations(connection, query.drv_paths[:MAX_PATHS])
+                asked, now = query.drv_paths[:MAX_PATHS], self.side.clock()
+                known = await promised_derivations(self.readers, self.submit, asked, now)
         except UNANSWERED as error:
             log.warning("known-derivations query failed", worker=self.worker, error=str(error))
             known = []

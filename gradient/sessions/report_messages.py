@@ -5,7 +5,10 @@ Source: seed "Jobs", Reports.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import singledispatch
+from itertools import islice
 from typing import Any, Final
 
 import attrs
@@ -30,8 +33,12 @@ from gradient.graph.messages import AddMessage
 from gradient.graph.record import Record
 from gradient.graph.transaction import Message
 from gradient.model import EvaluationStatus, JobKind
+from gradient.nix.store_path import InvalidStorePath, StorePath
 from gradient.passes.pool import ActiveJob
 from gradient.wire import messages as wire
+
+# Missing inputs that one failure may name: a worker stops at the first it cannot get, or at one round's.
+MAX_MISSING: Final = 1000
 
 PHASES: Final = {
     wire.Fetching: EvaluationStatus.FETCHING,
@@ -122,9 +129,21 @@ def _completed(report: wire.JobCompleted, job: ActiveJob, limits: RetryLimits) -
 
 @writer_message.register
 def _failed(report: wire.JobFailed, job: ActiveJob, limits: RetryLimits) -> Message[Any]:
+    missing = _hash_parts(report.missing_paths)
     if job.kind is JobKind.EVAL:
-        return EvalFailed(job.assignment, report.kind, report.error, limits.max_attempts, report.spans)
+        return EvalFailed(
+            job.assignment, report.kind, report.error, limits.max_attempts, report.spans, missing
+        )
     killed = report.metrics is not None and report.metrics.oom_killed
     return BuildFailed(
-        job.assignment, report.kind, report.error, limits, killed, report.metrics, report.spans
+        job.assignment, report.kind, report.error, limits, killed, report.metrics, report.spans, missing
     )
+
+
+def _hash_parts(paths: Iterable[str]) -> tuple[str, ...]:
+    """Of the store paths among `paths`; a worker may say anything."""
+    parts = set()
+    for path in islice(paths, MAX_MISSING):
+        with suppress(InvalidStorePath):
+            parts.add(StorePath.parse(path).hash_part)
+    return tuple(sorted(parts))

@@ -114,7 +114,7 @@ class Sessions:
     def _session(self, link: Link, worker: Worker) -> Session:
         logs = LogLane(self.readers, self.hub.publish_log)
         applier = ReportApplier(worker, self.writer, self.hub, logs, self.scheduler.limits)
-        queries = Queries(self.readers, self.side, worker.name)
+        queries = Queries(self.readers, self.writer.submit, self.side, worker.name)
         return Session(link, worker, self.scheduler, self.writer, queries, self.imports, applier, logs)
 
     async def drain(self) -> None:

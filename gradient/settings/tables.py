@@ -112,11 +112,27 @@ class Nar:
 
 
 @attrs.frozen
-class Gc:
-    """`[gc]`: how long a running cache operation protects what it uses."""
+class Eval:
+    """`[eval]`: how many ended evaluations a project keeps of those without a task; 0 keeps all. A task
+    says for itself."""
 
-    interval_secs: int = _number(3600)
+    max_keep: int = _number(30, least=0)
+
+
+@attrs.frozen
+class Gc:
+    """`[gc]`: when what nothing needs any more is deleted. `interval_secs` 0 turns it off.
+
+    `nar_ttl_hours` is for cached paths, from their last use, 0 keeps all; `nar_upload_grace_hours` for what
+    a worker was told that it need not upload or walk; `orphan_derivation_hours` for derivations, from when
+    they came. An evaluation older than `wedged_eval_hours` no longer keeps its task's old ones.
+    """
+
+    interval_secs: int = _number(3600, least=0)
+    nar_ttl_hours: int = _number(336, least=0)
     nar_upload_grace_hours: int = _number(24)
+    orphan_derivation_hours: int = _number(24)
+    wedged_eval_hours: int = _number(24)
 
 
 @attrs.frozen
@@ -185,6 +201,7 @@ class Settings:
     scheduler: Scheduler = attrs.field(factory=Scheduler)
     proto: Proto = attrs.field(factory=Proto)
     nar: Nar = attrs.field(factory=Nar)
+    eval: Eval = attrs.field(factory=Eval)
     gc: Gc = attrs.field(factory=Gc)
     metrics: Metrics = attrs.field(factory=Metrics)
     worker: Worker = attrs.field(factory=Worker)

@@ -8,9 +8,9 @@ from typing import Any, Final
 from quart import Response, request
 
 from gradient.graph import page_reads
-from gradient.graph.cache_reads import held_paths
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
 from gradient.graph.page_reads import BuildRow
+from gradient.graph.promises import promised_paths
 from gradient.model import CachedSource, Repository, WalkMode
 from gradient.nix.errors import NixError
 from gradient.nix.flake_ref import FlakeKind
@@ -124,9 +124,8 @@ async def _source(site: Site, fields: Fields) -> CachedSource:
         raise BadRequest("`source.rev` must be a full commit id")
     if source.dir.startswith("/") or ".." in source.dir.split("/"):
         raise BadRequest("`source.dir` must be a folder below the source")
-    async with site.readers.connection() as connection:
-        if not await held_paths(connection, [path.hash_part]):
-            raise BadRequest(f"{path} is not in the cache: upload it first")
+    if not await promised_paths(site.readers, site.submit, [path.hash_part], site.clock()):
+        raise BadRequest(f"{path} is not in the cache: upload it first")
     return source
 
 

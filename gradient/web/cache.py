@@ -65,7 +65,7 @@ async def nar(site: Site, name: str, digits: str) -> Response:
         found = await served_nar(connection, site.cache.id, f"sha256:{digits}")
     if found is None:
         raise NotFound("no such NAR")
-    key, size = nar_key(found.store_path), found.file_size
+    size = found.file_size
     headers = {"Accept-Ranges": "bytes", "ETag": f'"{digits}"'}
     try:
         span = requested_span(request.headers.get("Range"), size) if _may_be_partial(digits) else None
@@ -74,7 +74,7 @@ async def nar(site: Site, name: str, digits: str) -> Response:
     part = span or Span(0, size)
     if span is not None:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
-    body = b"" if request.method == "HEAD" else await _body(site.store, key, part)
+    body = b"" if request.method == "HEAD" else await _body(site, found.store_path, part)
     response = Response(body, 206 if span else 200, headers, content_type="application/x-nix-nar")
     # Set last: for a HEAD it is not that of the body, which Quart would write here.
     response.headers["Content-Length"] = str(part.size)
@@ -106,13 +106,15 @@ def _may_be_partial(digits: str) -> bool:
     return request.headers.get("If-Range", f'"{digits}"') == f'"{digits}"'
 
 
-async def _body(store: NarStore, key: str, span: Span) -> Pieces | bytes:
+async def _body(site: Site, store_path: str, span: Span) -> Pieces | bytes:
     """The first piece is read before the answer begins: an object that is gone is a 404 then."""
+    key = nar_key(store_path)
     try:
-        first = await store.get(key, span.start, min(span.stop, span.start + PIECE))
+        first = await site.store.get(key, span.start, min(span.stop, span.start + PIECE))
     except NoSuchObject:
+        site.suspect(StorePath.parse(store_path).hash_part)
         raise NotFound("no such NAR") from None
-    return first if span.size <= PIECE else Pieces(store, key, span, first)
+    return first if span.size <= PIECE else Pieces(site.store, key, span, first)
 
 
 @attrs.define(eq=False)

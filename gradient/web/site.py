@@ -12,6 +12,7 @@ import attrs
 
 from gradient.graph.pg_pool import Pool
 from gradient.graph.transaction import Submit
+from gradient.nar.claims import PathClaims
 from gradient.nar.grants import Grants
 from gradient.nar.store import NarStore
 from gradient.nursery.health import HealthTable
@@ -76,9 +77,12 @@ class Site:
     version: str
     data_version: int
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    claims: PathClaims = attrs.field(factory=PathClaims)
+    # Called with the hash part of a path whose object is not there.
+    suspect: Callable[[str], None] = lambda _: None
     gate: Gate = attrs.field(init=False)
     uploads: Uploads = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.gate = Gate(self.readers, self.grants, self.clock)
-        self.uploads = Uploads(self.readers, self.submit, self.store, self.cache)
+        self.uploads = Uploads(self.readers, self.submit, self.store, self.cache, self.claims, self.clock)

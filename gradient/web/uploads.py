@@ -7,20 +7,21 @@ while it comes; only then are its paths claimed, so a slow client holds nobody u
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, Callable, Iterable
+from datetime import datetime
 from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
-from gradient.graph.cache_reads import held_paths
 from gradient.graph.nar import CommitNars, Signed
 from gradient.graph.pg_pool import Pool
+from gradient.graph.promises import promised_paths
 from gradient.graph.transaction import Submit
 from gradient.model import NarRecord
 from gradient.nar.bundle import EntryHeader
+from gradient.nar.claims import PathClaims
 from gradient.nar.errors import BadUpload, StoreUnavailable
 from gradient.nar.ingest import Received, received_bundle
 from gradient.nar.narinfo import NarInfo
@@ -57,11 +58,11 @@ class Uploads:
     submit: Submit
     store: NarStore
     cache: Cache
+    claims: PathClaims
+    clock: Callable[[], datetime]
     _threads: trio.CapacityLimiter = attrs.field(
         factory=partial(trio.CapacityLimiter, MAX_CONCURRENT), init=False
     )
-    # Paths that are being committed; the event is set when they no longer are.
-    _claimed: dict[str, trio.Event] = attrs.field(factory=dict, init=False)
 
     async def take(self, chunks: AsyncIterable[bytes]) -> tuple[str, ...]:
         """Take a bundle in; the store paths that are in the cache now, held ones included.
@@ -83,32 +84,14 @@ class Uploads:
             raise NotRecorded(f"the upload could not be stored: {error}") from error
 
     async def _commit(self, received: Received) -> None:
-        async with self._claim([record.store_path for record in received.records]):
-            missing = await self._missing(received.records)
+        by_hash = {StorePath.parse(record.store_path).hash_part: record for record in received.records}
+        async with self.claims.claim(by_hash):
+            held = await promised_paths(self.readers, self.submit, by_hash, self.clock())
+            missing = [record for hash_part, record in by_hash.items() if hash_part not in held]
             if missing:
                 await received.keep(missing)
                 signed = await trio.to_thread.run_sync(_sign, self.cache.key, missing)
                 await self.submit(CommitNars(self.cache.id, signed))
-
-    async def _missing(self, records: Collection[NarRecord]) -> list[NarRecord]:
-        by_hash = {StorePath.parse(record.store_path).hash_part: record for record in records}
-        async with self.readers.connection() as connection:
-            held = await held_paths(connection, by_hash)
-        return [record for hash_part, record in by_hash.items() if hash_part not in held]
-
-    @asynccontextmanager
-    async def _claim(self, paths: Collection[str]) -> AsyncIterator[None]:
-        """Wait until nobody commits any of `paths`, then be the one: all at once, so never in a circle."""
-        while busy := [self._claimed[path] for path in paths if path in self._claimed]:
-            await busy[0].wait()
-        done = trio.Event()
-        self._claimed.update(dict.fromkeys(paths, done))
-        try:
-            yield
-        finally:
-            for path in paths:
-                del self._claimed[path]
-            done.set()
 
 
 def _admit(_: EntryHeader) -> bool:

@@ -36,6 +36,7 @@ from gradient.model import (
     Repository,
 )
 from gradient.nix import base32
+from gradient.nix.store_path import StorePath
 
 T = TypeVar("T")
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -136,11 +137,20 @@ class World:
         """Claim, build, upload, complete."""
         await self.start(name)
         await self.commit(nar(out(name), map(out, references)))
+        await self.complete(name)
+
+    async def complete(self, name: str) -> None:
+        """The job of a build whose outputs are committed ends."""
         assert await self.apply(BuildCompleted(self.open.pop(name), LIMITS))
 
-    async def fail(self, name: str, kind: FailureKind = FailureKind.PERMANENT) -> None:
+    async def fail(
+        self, name: str, kind: FailureKind = FailureKind.PERMANENT, missing: Iterable[str] = ()
+    ) -> None:
+        """Claim and fail, for want of the paths `missing`."""
         await self.start(name)
-        await self.apply(BuildFailed(self.open.pop(name), kind, "it broke", LIMITS))
+        parts = tuple(StorePath.parse(path).hash_part for path in missing)
+        message = BuildFailed(self.open.pop(name), kind, "it broke", LIMITS, missing_paths=parts)
+        await self.apply(message)
 
     async def id(self, name: str) -> int:
         return int(await self.value("SELECT id FROM derivation WHERE hash = %s", hash_part(name + ".drv")))

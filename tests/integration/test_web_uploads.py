@@ -95,7 +95,7 @@ async def test_the_same_path_from_many_at_once(web: Web) -> None:
         assert (got.status, len(got.body)) == (200, info.file_size)
         stored = await web.site.store.get(nar_key(store_path(name)))
         assert stored == got.body
-    assert web.site.uploads._claimed == {}
+    assert web.site.claims.claimed == frozenset()
     assert web.spooled == []
 
 
@@ -157,9 +157,9 @@ async def test_a_commit_goes_on_when_its_client_has_gone(web: Web) -> None:
     await stream.aclose()
     # Long enough for the server to notice; the path is still claimed.
     await wait_all_tasks_blocked(0.05)
-    assert list(web.site.uploads._claimed) == [store_path("a")]
+    assert web.site.claims.claimed == {hash_part("a")}
     go_on.set()
-    await until(lambda: not web.site.uploads._claimed)
+    await until(lambda: not web.site.claims.claimed)
     assert (await narinfo(web, "a")).store_path == store_path("a")
 
 

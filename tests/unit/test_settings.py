@@ -31,6 +31,9 @@ def test_the_defaults_of_the_seeds() -> None:
     assert settings.scheduler.cluster_prepare_timeout_secs == 30
     assert (settings.proto.worker_heartbeat_timeout_secs, settings.proto.max_connections) == (120, 256)
     assert settings.metrics.graph_consistency_interval_secs == 300
+    gc = settings.gc
+    assert (gc.interval_secs, gc.nar_ttl_hours, gc.nar_upload_grace_hours) == (3600, 336, 24)
+    assert (gc.orphan_derivation_hours, gc.wedged_eval_hours, settings.eval.max_keep) == (24, 24, 30)
     assert settings.worker.log.burst_bytes_per_min == 8 * 2**20
     assert settings.worker.gcroots_dir == "/nix/var/nix/gcroots/gradient"
 
