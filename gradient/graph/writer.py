@@ -3,7 +3,8 @@
 Consecutive messages share one transaction, and no caller is answered before the commit: a commit costs
 half a millisecond here and a build needs at least five messages. A content error fails its own message,
 under a savepoint; a deadlock, a serialisation failure or a transaction that went bad unnoticed retries
-the whole transaction. `Moves` are published after the commit, synchronously.
+the whole transaction. A connection lost at COMMIT leaves open whether that arrived: the next run asks for
+the token the transaction left (docs/adr/0022). `Moves` are published after the commit, synchronously.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
+from uuid import UUID, uuid4
 
 import attrs
 import structlog
@@ -20,8 +22,9 @@ import trio
 
 from gradient.graph.evaluations import finish_evaluations
 from gradient.graph.moves import Moves
-from gradient.graph.pg import Connection
+from gradient.graph.pg import Connection, execute, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS, is_content_error, is_retryable
+from gradient.graph.statements import Statement
 from gradient.graph.transaction import Message, Transaction
 
 log = structlog.get_logger()
@@ -33,6 +36,14 @@ SHARED_MESSAGES: Final = 32
 # Budget of one transaction in seconds, all its tries included.
 TRANSACTION_BUDGET: Final = 120.0
 TRIES: Final = 3
+
+# A transaction that changed nothing leaves no token: there is nothing to be in doubt about.
+LEAVE_TOKEN: Final = Statement(
+    "leave_commit_token",
+    "UPDATE writer_commit SET token = %(token)s WHERE pg_current_xact_id_if_assigned() IS NOT NULL",
+)
+# Waits for the transaction in doubt, should the database still be at it.
+LAST_TOKEN: Final = Statement("last_commit_token", "SELECT token FROM writer_commit FOR UPDATE")
 
 
 class WriterStopped(Exception):
@@ -80,6 +91,15 @@ class Reply(Generic[T]):
         return outcome
 
 
+@attrs.frozen(eq=False)
+class _Doubt:
+    """A transaction that was to be committed, and what follows if it was."""
+
+    token: UUID
+    answers: list[tuple[_Request, Any]]
+    moves: Moves
+
+
 @attrs.define(eq=False)
 class GraphWriter:
     """Owns the one connection that moves the graph, to the database at `url`.
@@ -94,6 +114,8 @@ class GraphWriter:
     _receive: trio.MemoryReceiveChannel[_Request] = attrs.field(init=False)
     # Requests taken from the channel whose transaction is not committed yet: a restart runs them again.
     _taken: list[_Request] = attrs.field(factory=list, init=False)
+    # Set while a COMMIT is not answered; its requests are those in `_taken`.
+    _doubt: _Doubt | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         # Unbounded only in form: every sender waits for its answer, so the number of callers bounds it.
@@ -130,6 +152,7 @@ class GraphWriter:
         """
         try:
             async with await Connection.connect(self.url) as connection:
+                await self._settle_doubt(connection)
                 task_status.started()
                 while await self._take():
                     await self._transact(connection)
@@ -167,6 +190,16 @@ class GraphWriter:
                 break
         return True
 
+    async def _settle_doubt(self, connection: Connection) -> None:
+        """Answer what the run before had committed without being told so."""
+        doubt = self._doubt
+        if doubt is not None:
+            arrived = await fetch_value(connection, LAST_TOKEN) == doubt.token
+            self._doubt = None
+            log.warning("a commit was in doubt", arrived=arrived)
+            if arrived:
+                self._committed(doubt.answers, doubt.moves)
+
     async def _transact(self, connection: Connection) -> None:
         """One shared transaction with its tries; answers every request in `_taken`."""
         with trio.move_on_after(TRANSACTION_BUDGET) as budget:
@@ -185,6 +218,9 @@ class GraphWriter:
             late = TimeoutError(f"not recorded within {TRANSACTION_BUDGET:.0f} s")
             self._answer([(request, late) for request in self._taken])
             return
+        self._committed(answers, moves)
+
+    def _committed(self, answers: list[tuple[_Request, Any]], moves: Moves) -> None:
         if not moves.empty:
             self.publish(moves)
         self._answer(answers)
@@ -214,6 +250,10 @@ class GraphWriter:
             if connection.is_broken_transaction():
                 # After an error that somebody swallowed, COMMIT would silently roll back.
                 raise TransactionLost("a statement failed and nobody said so")
+            token = uuid4()
+            if await execute(connection, LEAVE_TOKEN, {"token": token}):
+                self._doubt = _Doubt(token, answers, tx.moves)
+        self._doubt = None
         return answers, tx.moves
 
     async def _apply_alone(self, tx: Transaction, message: Message[Any]) -> Any:

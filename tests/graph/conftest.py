@@ -62,11 +62,22 @@ class Proxy:
     _nursery: trio.Nursery
     # Set while bytes pass; a stalled proxy still accepts connections, as a stopped server's kernel does.
     _open: trio.Event
+    # Set while the server's answers pass; the questions do all the same.
+    _answers: trio.Event
     _streams: list[trio.SocketStream] = attrs.field(factory=list)
 
     def stall(self) -> None:
         """From now on nothing passes, in either direction."""
         self._open = trio.Event()
+
+    def hold_answers(self) -> None:
+        """From now on the server hears the client, and the client does not hear the server."""
+        self._answers = trio.Event()
+
+    def open(self) -> None:
+        """Everything passes again, for new connections."""
+        self._open.set()
+        self._answers.set()
 
     def cut(self) -> None:
         """Close all connections at once, without a word."""
@@ -81,12 +92,13 @@ class Proxy:
         server = await _connect(self._target)
         self._streams += [client, server]
         async with client, server, trio.open_nursery() as nursery:
-            nursery.start_soon(self._pass, client, server)
-            nursery.start_soon(self._pass, server, client)
+            nursery.start_soon(self._pass, client, server, False)
+            nursery.start_soon(self._pass, server, client, True)
 
-    async def _pass(self, source: trio.SocketStream, sink: trio.SocketStream) -> None:
+    async def _pass(self, source: trio.SocketStream, sink: trio.SocketStream, answers: bool) -> None:
         try:
             async for data in source:
+                await (self._answers if answers else self._open).wait()
                 await self._open.wait()
                 await sink.send_all(data)
             await sink.send_eof()
@@ -112,7 +124,7 @@ async def proxy(database_url: str, tmp_path: Path) -> AsyncIterator[Proxy]:
     passing = trio.Event()
     passing.set()
     async with trio.open_nursery() as nursery:
-        proxy = Proxy(url, database_url, nursery, passing)
+        proxy = Proxy(url, database_url, nursery, passing, passing)
         nursery.start_soon(proxy.serve, trio.SocketListener(socket))
         yield proxy
         nursery.cancel_scope.cancel()

@@ -19,7 +19,7 @@ from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS
 from gradient.graph.transaction import Rejected, Transaction
 from gradient.graph.writer import GraphWriter, WriterStopped
-from tests.graph.conftest import Sweep
+from tests.graph.conftest import Proxy, Sweep
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Act = Callable[[Transaction], Awaitable[Any]]
@@ -181,6 +181,52 @@ async def test_a_lost_connection_keeps_the_messages_for_the_next_run(
     assert [await reply.result() for reply in (*posted, late)] == ["before", "again", "after", "late"]
     assert await projects(connection) == ["before", "cut", "after", "late"]
     assert len(bench.published) == 1
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["arrived", "lost on its way"])
+async def test_a_connection_lost_at_commit_applies_nothing_twice(
+    proxy: Proxy, bench: Bench, connection: Connection, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    """Neither lost nor applied again: a message with no key of its own would be there twice."""
+    committing = trio.Event()
+
+    async def at_commit(writer_side: Connection, statement: Any, parameters: Any = None) -> int:
+        touched = await execute(writer_side, statement, parameters)
+        if statement is writer_module.LEAVE_TOKEN:
+            assert touched == 1
+            proxy.hold_answers() if arrives else proxy.stall()
+            committing.set()
+        return touched
+
+    monkeypatch.setattr(writer_module, "execute", at_commit)
+    writer = GraphWriter(proxy.url, bench.published.append, lambda: NOW)
+    add = Add("once", transaction_id)
+    reply = writer.post(add)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_runs_into_a_cut, writer)
+        await committing.wait()
+        if arrives:
+            await fetch_value(connection, writer_module.LAST_TOKEN)  # waits for the end of the transaction
+            assert await projects(connection) == ["once"]
+        assert bench.published == []
+        proxy.cut()
+    monkeypatch.undo()
+    proxy.open()
+    late = writer.post(Add("late"))
+    writer.close()
+    await writer.run()
+    await reply.result()
+    assert await late.result() == "late"
+    assert await projects(connection) == ["once", "late"]
+    assert add.applied == (1 if arrives else 2)
+    assert [moves.returned for moves in bench.published] == (
+        [{"once"}, {"late"}] if arrives else [{"once", "late"}]
+    )
+
+
+async def _runs_into_a_cut(writer: GraphWriter) -> None:
+    with pytest.raises(DATABASE_ERRORS):
+        await writer.run()
 
 
 async def test_nothing_is_told_before_the_commit(bench: Bench, connection: Connection) -> None:
