@@ -194,6 +194,7 @@ class Server:
         ):
             yield partial(a_pass, name, interval, pass_fn=run, wake=wake)
         if interval := self.settings.metrics.graph_consistency_interval_secs:
+            yield partial(a_pass, "graph-stuck reheal", interval, pass_fn=scheduler.reheal_stuck)
             check = partial(check_graph, self.url, self.writer.submit)
             yield partial(
                 periodic,

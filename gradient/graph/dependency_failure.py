@@ -1,4 +1,4 @@
-"""Dependency failure: what needs a failed build fails with it, unless a cache has it. Layer: graph.
+"""Dependency failure: what wants a failed build fails with it, unless a cache has it. Layer: graph.
 
 Source: seed "Queueing and Counters", Dependency Failure.
 """
@@ -10,24 +10,28 @@ from typing import Final
 
 from gradient.graph.moves import BuildChange
 from gradient.graph.need import need_after
-from gradient.graph.predicates import any_of, non_passthrough_predicate
+from gradient.graph.predicates import any_of, non_passthrough_predicate, runtime_edge
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
-from gradient.model import CASCADE_TARGET, TERMINAL_FAILURE, BuildStatus
+from gradient.model import CASCADE_TARGET, TERMINAL_FAILURE, TERMINAL_SUCCESS, BuildStatus
 
+# Up from the failed builds, over every edge into what waits for its dependencies. What is built already
+# does not fail; where its own closure lacks the failed one, what waits for that closure fails all the same.
 _FAIL_ABOVE = f"""
-    WITH RECURSIVE {{closure}}failed (derivation) AS (
+    WITH RECURSIVE {{closure}}doomed (derivation) AS (
         {{seeds}}
       UNION
-        SELECT above.derivation FROM failed f, LATERAL (
+        SELECT above.derivation FROM doomed f, LATERAL (
             SELECT b.derivation FROM derivation_dependency e
             JOIN derivation_build b ON b.derivation = e.derivation
-            WHERE e.dependency = f.derivation AND {any_of("b.status", CASCADE_TARGET)}
-              AND {non_passthrough_predicate("b")} {{bound}} OFFSET 0
+            WHERE e.dependency = f.derivation AND {non_passthrough_predicate("b")}
+              AND ({any_of("b.status", CASCADE_TARGET)}
+                   OR ({any_of("b.status", TERMINAL_SUCCESS)} AND NOT b.fetchable AND {runtime_edge("e")}))
+              {{bound}} OFFSET 0
         ) above
     ), targets AS (
-        SELECT b.derivation, b.status FROM failed f JOIN derivation_build b USING (derivation)
-        WHERE {any_of("b.status", CASCADE_TARGET)} AND {non_passthrough_predicate("b")}
+        SELECT b.derivation, b.status FROM doomed JOIN derivation_build b USING (derivation)
+        WHERE {any_of("b.status", CASCADE_TARGET)}
         ORDER BY b.derivation FOR NO KEY UPDATE OF b
     )
     UPDATE derivation_build b
@@ -37,26 +41,21 @@ _FAIL_ABOVE = f"""
 """
 CASCADE_DEPENDENCY_FAILED: Final = Statement(
     "cascade_dependency_failed",
-    _FAIL_ABOVE.format(
-        closure="",
-        seeds="""SELECT above.derivation FROM derivation_dependency above
-        WHERE above.dependency = ANY(%(failed)s)""",
-        bound="",
-    ),
+    _FAIL_ABOVE.format(closure="", seeds="SELECT unnest(%(failed)s::bigint[])", bound=""),
 )
 # Within one closure, from every lasting failure and every build the evaluation aborted. The closure may be
-# larger than what the evaluation names: a pruned subtree has its interior unnamed.
+# larger than what the evaluation names: a pruned subtree has its interior unnamed. A failure that a cache
+# has meanwhile is none, and an abort counts until the build is wanted again.
 REPAIR_DEPENDENCY_FAILED: Final = Statement(
     "repair_dependency_failed",
     _FAIL_ABOVE.format(
         closure="closure (derivation) AS MATERIALIZED (SELECT unnest(%(closure)s::bigint[])), ",
-        seeds=f"""SELECT e.derivation FROM closure c
-        JOIN derivation_build x ON x.derivation = c.derivation
-        LEFT JOIN build_job j ON j.evaluation = %(evaluation)s AND j.derivation = c.derivation
-        JOIN derivation_dependency e ON e.dependency = c.derivation
-        JOIN closure inside ON inside.derivation = e.derivation
-        WHERE (j.aborted OR {any_of("x.status", TERMINAL_FAILURE)}) AND {non_passthrough_predicate("x")}""",
-        bound="AND EXISTS (SELECT FROM closure i WHERE i.derivation = b.derivation)",
+        seeds=f"""SELECT x.derivation FROM closure JOIN derivation_build x USING (derivation)
+        LEFT JOIN build_job j ON j.evaluation = %(evaluation)s AND j.derivation = x.derivation
+        WHERE (j.aborted AND x.status = {int(BuildStatus.ABORTED)})
+           OR ({any_of("x.status", TERMINAL_FAILURE)} AND {non_passthrough_predicate("x")})""",
+        # IS TRUE keeps this a look into a hash table.
+        bound="AND (b.derivation IN (SELECT i.derivation FROM closure i)) IS TRUE",
     ),
 )
 
@@ -66,15 +65,17 @@ async def cascade_dependency_failed(tx: Transaction, failed: Collection[int]) ->
     await _apply(tx, await tx.rows(CASCADE_DEPENDENCY_FAILED, failed=ordered(failed), now=tx.now))
 
 
-async def repair_dependency_failed(tx: Transaction, evaluation: int, closure: Collection[int]) -> None:
-    """Repeat the walk within an evaluation's closure: catches builds named after their dependency failed."""
+async def repair_dependency_failed(tx: Transaction, evaluation: int, closure: Collection[int]) -> list[int]:
+    """Repeat the walk within an evaluation's closure: catches builds named after their dependency failed,
+    and what wants a build that was aborted in it. Returns what failed."""
     rows = await tx.rows(
         REPAIR_DEPENDENCY_FAILED, evaluation=evaluation, closure=ordered(closure), now=tx.now
     )
-    await _apply(tx, rows)
+    return await _apply(tx, rows)
 
 
-async def _apply(tx: Transaction, rows: list[tuple[int, int]]) -> None:
+async def _apply(tx: Transaction, rows: list[tuple[int, int]]) -> list[int]:
     changes = [BuildChange(i, BuildStatus(old), BuildStatus.DEPENDENCY_FAILED) for i, old in rows]
     tx.moves.change(changes)
     await need_after(tx, changes)
+    return [change.derivation for change in changes]

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from gradient.graph.can_start import promote, unpromote_ungated
-from gradient.graph.need import update_and_settle_need
+from gradient.graph.need import thaw_wanted, update_and_settle_need
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.predicates import any_of, live_evaluation, open_predicate
 from gradient.graph.reachability import adopt_pending_closures
@@ -111,5 +111,7 @@ async def settle_after_delete(
     await update_and_settle_need(tx, entry_points)
     if opened:
         await adopt_pending_closures(tx)
+        # The mark of an abort may have gone with the evaluation in which it held.
+        await thaw_wanted(tx, opened)
         await promote(tx, opened)
         await unpromote_ungated(tx, opened)

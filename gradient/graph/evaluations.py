@@ -44,6 +44,8 @@ from gradient.model import (
 
 # Dispatches after which a lost worker fails the evaluation (seed "Jobs", Lost Worker).
 MAX_EVAL_DISPATCHES: Final = 10
+# Where an evaluation stands whose stream has ended; one that waits before has never been Building.
+AFTER_EVALUATION: Final = frozenset({EvaluationStatus.BUILDING, EvaluationStatus.WAITING})
 
 INSERT_EVALUATION: Final = Statement(
     "insert_evaluation",
@@ -134,6 +136,13 @@ COUNT_DISPATCHES: Final = Statement(
     WHERE evaluation = %(evaluation)s AND kind = {int(JobKind.EVAL)}
     """,
 )
+IS_PAST_EVALUATION: Final = Statement(
+    "evaluation_is_past_evaluation",
+    f"""
+    SELECT v.building_started_at IS NOT NULL AND {any_of("v.status", AFTER_EVALUATION)}
+    FROM evaluation v WHERE v.id = %(evaluation)s
+    """,
+)
 # Evaluations past their evaluation phase that name one of these, and whose counters say "done".
 TO_FINISH: Final = Statement(
     "evaluations_to_finish",
@@ -141,7 +150,7 @@ TO_FINISH: Final = Statement(
     SELECT v.id FROM evaluation v
     WHERE v.id IN (SELECT j.evaluation FROM build_job j WHERE j.derivation = ANY(%(ids)s))
       AND v.building_started_at IS NOT NULL
-      AND {any_of("v.status", {EvaluationStatus.BUILDING, EvaluationStatus.WAITING})}
+      AND {any_of("v.status", AFTER_EVALUATION)}
       AND v.active_shared_builds + coalesce((SELECT sum(x.active) FROM evaluation_shared_build_delta x
                                              WHERE x.evaluation = v.id), 0) <= 0
     """,
@@ -471,8 +480,7 @@ async def check_evaluation_done(tx: Transaction, evaluation: int) -> bool:
         return False
     failed = await tx.value(HAS_FAILED, evaluation=evaluation)
     verdict = EvaluationStatus.FAILED if failed else EvaluationStatus.COMPLETED
-    building = {EvaluationStatus.BUILDING, EvaluationStatus.WAITING}
-    return await set_status(tx, evaluation, verdict, building)
+    return await set_status(tx, evaluation, verdict, AFTER_EVALUATION)
 
 
 async def finish_evaluations(tx: Transaction) -> None:
@@ -521,7 +529,7 @@ class FailEvaluation:
     async def apply(self, tx: Transaction) -> None:
         """End it with the error, and stop its flake job."""
         await fail_evaluation(tx, self.evaluation, self.source, self.error)
-        await _abort_jobs(tx, [f"eval:{self.evaluation}"], self.error)
+        await abort_jobs(tx, [f"eval:{self.evaluation}"], self.error)
 
 
 async def abort_evaluation(tx: Transaction, evaluation: int, reason: str) -> bool:
@@ -542,10 +550,11 @@ async def release_evaluation_need(tx: Transaction, evaluation: int, reason: str)
     await settle_need(tx, change)
     await need_after(tx, changes)
     jobs = [f"eval:{evaluation}", *(f"build:{c.derivation}" for c in changes)]
-    await _abort_jobs(tx, jobs, reason)
+    await abort_jobs(tx, jobs, reason)
 
 
-async def _abort_jobs(tx: Transaction, jobs: Collection[str], reason: str) -> None:
+async def abort_jobs(tx: Transaction, jobs: Collection[str], reason: str) -> None:
+    """Those of `jobs` that are on a worker stop there."""
     tx.moves.aborts += [JobAbort(job, reason) for job in await mark_abort_sent(tx, jobs)]
 
 

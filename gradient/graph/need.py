@@ -15,7 +15,14 @@ import attrs
 from gradient.graph.can_start import became_fetchable, promote, unpromote_ungated
 from gradient.graph.locks import lock_shared_builds
 from gradient.graph.moves import BuildChange
-from gradient.graph.predicates import any_of, open_predicate, steps_over, wanting_entry_point
+from gradient.graph.predicates import (
+    any_of,
+    held_by_abort,
+    marked_aborted,
+    open_predicate,
+    steps_over,
+    wanting_entry_point,
+)
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 from gradient.model import BUILDER_STATUSES, BuildStatus
@@ -23,10 +30,15 @@ from gradient.model import BUILDER_STATUSES, BuildStatus
 _FROZEN: Final = frozenset({BuildStatus.SKIPPED, BuildStatus.ABORTED})
 
 
+def _thaws(b: str) -> str:
+    """Waits again as soon as it is needed: Skipped, or Aborted unless a person's abort of it holds."""
+    return f"({any_of(f'{b}.status', _FROZEN)} AND NOT {held_by_abort(b)})"
+
+
 def out_of_place_predicate(b: str = "b") -> str:
     """Skipped or Aborted and wanted all the same, or Created with nobody to want it."""
     return (
-        f"(({b}.wanted AND {any_of(f'{b}.status', _FROZEN)})"
+        f"(({b}.wanted AND {_thaws(b)})"
         f" OR ({any_of(f'{b}.status', {BuildStatus.CREATED})} AND NOT {b}.wanted"
         f" AND NOT {wanting_entry_point(f'{b}.derivation')}))"
     )
@@ -183,17 +195,22 @@ SKIP_UNWANTED: Final = Statement(
     RETURNING b.derivation
     """,
 )
-
-
-# What an earlier evaluation aborted and this one has no need for is no failure of this one: settled as what
-# nobody needs. An abort of the build itself stays.
-SKIP_ABORTED: Final = Statement(
-    "skip_aborted",
+# What was aborted before and this evaluation needs waits again. What it has no need for is no failure of
+# this one: settled as what nobody needs; only an abort of the build itself stays.
+SETTLE_ABORTED: Final = Statement(
+    "settle_aborted",
     f"""
-    UPDATE derivation_build b SET status = {int(BuildStatus.SKIPPED)}, updated_at = %(now)s
-    WHERE b.derivation = ANY(%(ids)s) AND b.status = {int(BuildStatus.ABORTED)} AND NOT b.wanted
-      AND NOT EXISTS (SELECT FROM build_job j WHERE j.derivation = b.derivation AND j.aborted)
-    RETURNING b.derivation
+    WITH aborted AS (
+        SELECT b.derivation, b.wanted FROM derivation_build b
+        WHERE b.derivation = ANY(%(ids)s) AND b.status = {int(BuildStatus.ABORTED)}
+          AND CASE WHEN b.wanted THEN NOT {held_by_abort("b")} ELSE NOT {marked_aborted("b.derivation")} END
+        ORDER BY b.derivation FOR NO KEY UPDATE
+    )
+    UPDATE derivation_build b
+    SET status = CASE WHEN a.wanted THEN {int(BuildStatus.CREATED)} ELSE {int(BuildStatus.SKIPPED)} END,
+        attempt = CASE WHEN a.wanted THEN 0 ELSE b.attempt END, updated_at = %(now)s
+    FROM aborted a WHERE b.derivation = a.derivation
+    RETURNING b.derivation, b.status
     """,
 )
 
@@ -252,10 +269,14 @@ async def _thaw(tx: Transaction, ids: Collection[int]) -> list[int]:
 async def thaw_wanted(tx: Transaction, ids: Collection[int]) -> list[int]:
     """Those of `ids` that are Skipped or Aborted and still wanted become Created and queue; returns them."""
     thawed = await _thaw(tx, ids)
+    await _wait_again(tx, thawed)
+    return thawed
+
+
+async def _wait_again(tx: Transaction, thawed: Collection[int]) -> None:
     await update_and_settle_need(tx, thawed, only_gains=True)
     await settle_held(tx, thawed)
     await promote(tx, thawed)
-    return thawed
 
 
 async def skip_unwanted(tx: Transaction, ids: Collection[int]) -> list[int]:
@@ -267,11 +288,14 @@ async def skip_unwanted(tx: Transaction, ids: Collection[int]) -> list[int]:
     return skipped
 
 
-async def skip_aborted(tx: Transaction, ids: Collection[int]) -> None:
-    """Newly named rows that were aborted before and that nobody needs become Skipped."""
+async def settle_aborted(tx: Transaction, ids: Collection[int]) -> None:
+    """Rows that were aborted before a live evaluation named them wait again where they are needed, and
+    become Skipped where they are not."""
     if ids:
-        skipped = await tx.ids(SKIP_ABORTED, ids=ordered(ids), now=tx.now)
-        tx.moves.change(BuildChange(i, BuildStatus.ABORTED, BuildStatus.SKIPPED) for i in skipped)
+        rows = await tx.rows(SETTLE_ABORTED, ids=ordered(ids), now=tx.now)
+        changes = [BuildChange(i, BuildStatus.ABORTED, BuildStatus(new)) for i, new in rows]
+        tx.moves.change(changes)
+        await _wait_again(tx, [c.derivation for c in changes if c.new is BuildStatus.CREATED])
 
 
 async def update_and_settle_need(

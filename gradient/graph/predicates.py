@@ -19,6 +19,8 @@ from gradient.model import (
     NEED_BUILD_STATUSES,
     TERMINAL_FAILURE,
     TERMINAL_SUCCESS,
+    AttemptOutcome,
+    AttemptReason,
     BuildStatus,
     EdgeKind,
     EvaluationStatus,
@@ -125,6 +127,32 @@ def unassigned_predicate(b: str = "b") -> str:
     return (
         f"NOT EXISTS (SELECT FROM dispatched_job q WHERE q.derivation = {b}.derivation"
         " AND q.finished_at IS NULL)"
+    )
+
+
+# --- what stays failed or aborted -----------------------------------------------------------------
+
+
+def deterministic_failure(b: str = "b") -> str:
+    """The builder itself has failed it: tried again without being asked, it would fail again."""
+    return (
+        f"EXISTS (SELECT FROM build_attempt a WHERE a.derivation = {b}.derivation"
+        f" AND a.outcome = {int(AttemptOutcome.FAILED)} AND a.reason = {int(AttemptReason.BUILDER_NONZERO)})"
+    )
+
+
+def marked_aborted(derivation: str) -> str:
+    """A person aborted this very build in some evaluation, and nobody has retried it."""
+    return f"EXISTS (SELECT FROM build_job j WHERE j.derivation = {derivation} AND j.aborted)"
+
+
+def held_by_abort(b: str = "b") -> str:
+    """Aborted by a person, and no live evaluation asks for it but the ones it was aborted in: what still
+    wants it from before does not bring it back."""
+    return (
+        f"({b}.status = {int(BuildStatus.ABORTED)} AND {marked_aborted(f'{b}.derivation')}"
+        " AND NOT EXISTS (SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation"
+        f" WHERE j.derivation = {b}.derivation AND NOT j.aborted AND {live_evaluation('v')}))"
     )
 
 

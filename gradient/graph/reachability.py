@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Final
 
 from gradient.graph.can_start import promote
-from gradient.graph.need import open_closure_cte_body, update_and_settle_need
+from gradient.graph.need import open_closure_cte_body, settle_aborted, update_and_settle_need
 from gradient.graph.pg import Connection, fetch_value
 from gradient.graph.predicates import (
     blocks_evaluation,
@@ -138,6 +138,7 @@ async def adopt_pending_closure(tx: Transaction, evaluation: int) -> None:
     if adopted:
         tx.moves.progressed.add(evaluation)
         await update_and_settle_need(tx, adopted, only_gains=True)
+        await settle_aborted(tx, adopted)
 
 
 async def pending_orphan_frontier(connection: Connection) -> bool:
@@ -162,5 +163,6 @@ async def adopt_pending(tx: Transaction, names: Collection[tuple[int, int]]) -> 
     tx.moves.progressed.update(evaluation for evaluation, _ in rows)
     adopted = {derivation for _, derivation in rows}
     await update_and_settle_need(tx, adopted, only_gains=True)
+    await settle_aborted(tx, adopted)
     await promote(tx, adopted)
     return len(rows)

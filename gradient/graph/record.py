@@ -18,7 +18,7 @@ from gradient.graph.can_start import promote, seed_blocking_deps, unpromote_unga
 from gradient.graph.completeness import spread_completeness
 from gradient.graph.locks import SharedBuildLock, lock_shared_builds
 from gradient.graph.messages import add_messages
-from gradient.graph.need import skip_aborted, skip_unwanted, update_and_settle_need
+from gradient.graph.need import settle_aborted, skip_unwanted, update_and_settle_need
 from gradient.graph.references import adopt_runtime_references
 from gradient.graph.runtime_can_start import complete_among, seed_missing_runtime_deps
 from gradient.graph.statements import Statement
@@ -332,7 +332,7 @@ async def _move_builds(
     need_roots = walked.fresh | walked.grown | {i for _, i in batch.entry_points} | above
     await update_and_settle_need(tx, need_roots, only_gains=True)
     await skip_unwanted(tx, named)
-    await skip_aborted(tx, newly_named)
+    await settle_aborted(tx, newly_named)
     # Being named is a queue condition: also rows that were known before may have waited for it.
     await promote(tx, touched.union(named))
     await unpromote_ungated(tx, walked.grown | above)

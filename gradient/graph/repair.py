@@ -3,12 +3,16 @@
 Counters queue a build the moment its conditions hold. What they cannot see is handled here: builds that
 failed before and are asked for again, outputs that arrived without a build, builds named after what they
 need had failed, and pruned subtrees that this evaluation never walked itself.
-Source: seeds "Waiting and Recovery" (Graph-Stuck Heal), "Queueing and Counters" (Dependency Failure).
+
+The steps run in the order of `repair_build_graph`, and none hides its failure: the first that fails takes
+back the whole message.
+Source: seeds "Waiting and Recovery" (Graph-Stuck Heal), "Queueing and Counters" (Dependency Failure, Build
+Abort and Retry).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import Final
 
@@ -17,26 +21,36 @@ from gradient.graph.dependency_failure import repair_dependency_failed
 from gradient.graph.locks import lock_shared_builds
 from gradient.graph.moves import BuildChange
 from gradient.graph.need import skip_unwanted, update_and_settle_need
-from gradient.graph.predicates import any_of, present_predicate, unassigned_predicate
+from gradient.graph.predicates import (
+    any_of,
+    deterministic_failure,
+    present_predicate,
+    unassigned_predicate,
+)
 from gradient.graph.reachability import adopt_pending_closure, unfetchable_closure
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
-from gradient.model import CASCADE_TARGET, TERMINAL_FAILURE, BuildStatus
+from gradient.model import CASCADE_TARGET, REQUEUEABLE, TERMINAL_FAILURE, BuildStatus
 
-# A failure is lasting when it happened after the evaluation had begun, or when a task asked: that would
-# try a build that cannot succeed again with every commit. What was aborted in the evaluation, and what
-# stands above a lasting failure, stays as it is too.
+# What stays: the failures that are lasting here, what was aborted in the evaluation, and everything above
+# either. At the end of a stream a failure is lasting when it came after the evaluation had begun, or when
+# a task asks for what its own builder failed: that would be tried in vain with every commit. A stuck graph
+# thaws whatever its builder has not failed.
 REQUEUE_FAILED_CLOSURE: Final = Statement(
     "requeue_failed_closure",
     f"""
     WITH RECURSIVE failed AS MATERIALIZED (
-        SELECT b.derivation, b.status, v.task IS NULL AND b.updated_at < v.created_at AS again
-        FROM derivation_build b, evaluation v
+        SELECT b.derivation, b.status, CASE
+            WHEN %(unstick)s THEN {deterministic_failure("b")}
+            ELSE b.updated_at >= v.created_at
+                 OR (v.task IS NOT NULL AND NOT t.retry_failed_builds AND {deterministic_failure("b")})
+            END AS stays
+        FROM derivation_build b, evaluation v LEFT JOIN task t ON t.id = v.task
         WHERE b.derivation = ANY(%(closure)s) AND v.id = %(evaluation)s
           AND {any_of("b.status", TERMINAL_FAILURE)}
     ), lasting (derivation) AS (
         SELECT f.derivation FROM failed f
-        WHERE f.status <> {int(BuildStatus.DEPENDENCY_FAILED)} AND NOT f.again
+        WHERE f.status <> {int(BuildStatus.DEPENDENCY_FAILED)} AND f.stays
       UNION
         SELECT j.derivation FROM build_job j WHERE j.evaluation = %(evaluation)s AND j.aborted
       UNION
@@ -44,15 +58,50 @@ REQUEUE_FAILED_CLOSURE: Final = Statement(
         JOIN derivation_dependency e ON e.dependency = l.derivation
         JOIN failed f ON f.derivation = e.derivation
         WHERE f.status = {int(BuildStatus.DEPENDENCY_FAILED)}
-    ), thawed AS (
-        SELECT b.derivation, b.status FROM failed f JOIN derivation_build b USING (derivation)
-        WHERE NOT EXISTS (SELECT FROM lasting l WHERE l.derivation = b.derivation)
-        ORDER BY b.derivation FOR NO KEY UPDATE OF b
+    )
+    SELECT f.derivation FROM failed f
+    WHERE NOT EXISTS (SELECT FROM lasting l WHERE l.derivation = f.derivation)
+    """,
+)
+# Down from a DependencyFailed build through others that failed so, to the failures they failed through;
+# then up again from those. `cause` marks what failed or was aborted itself.
+RETRY_BUILD_CLOSURE: Final = Statement(
+    "retry_build_closure",
+    f"""
+    WITH RECURSIVE closure (derivation) AS MATERIALIZED (
+        SELECT unnest(%(closure)s::bigint[])
+    ), below (derivation, passed) AS (
+        SELECT b.derivation, b.status = {int(BuildStatus.DEPENDENCY_FAILED)} AND NOT b.cache_available
+        FROM derivation_build b WHERE b.derivation = %(build)s
+      UNION
+        SELECT b.derivation, b.status = {int(BuildStatus.DEPENDENCY_FAILED)} AND NOT b.cache_available
+        FROM below w
+        JOIN derivation_dependency e ON e.derivation = w.derivation AND w.passed
+        JOIN derivation_build b ON b.derivation = e.dependency AND {any_of("b.status", REQUEUEABLE)}
+    ), above (derivation, cause) AS (
+        SELECT derivation, true FROM below WHERE NOT passed
+      UNION
+        SELECT b.derivation, false FROM above a
+        JOIN derivation_dependency e ON e.dependency = a.derivation
+        JOIN derivation_build b ON b.derivation = e.derivation
+             AND b.status = {int(BuildStatus.DEPENDENCY_FAILED)}
+        WHERE (b.derivation IN (SELECT i.derivation FROM closure i)) IS TRUE
+    )
+    SELECT derivation, bool_or(cause) FROM above GROUP BY derivation
+    """,
+)
+THAW_FAILED: Final = Statement(
+    "thaw_failed",
+    f"""
+    WITH failed AS (
+        SELECT b.derivation, b.status FROM derivation_build b
+        WHERE b.derivation = ANY(%(ids)s) AND {any_of("b.status", REQUEUEABLE)}
+        ORDER BY b.derivation FOR NO KEY UPDATE
     )
     UPDATE derivation_build b
     SET status = {int(BuildStatus.CREATED)}, attempt = 0, updated_at = %(now)s
-    FROM thawed t WHERE b.derivation = t.derivation
-    RETURNING b.derivation, t.status
+    FROM failed f WHERE b.derivation = f.derivation
+    RETURNING b.derivation, f.status
     """,
 )
 # Present is enough: what it refers to and the cache lacks is wanted through its runtime edges.
@@ -77,25 +126,56 @@ class RepairScope(Enum):
     """Why a closure is repaired."""
 
     EVAL = "eval"  # its evaluation has reported everything
+    UNSTICK = "unstick"  # its evaluation waits, and nothing can be handed out
+    RETRY = "retry"  # a person asked for a failed build again
 
 
-async def repair_build_graph(tx: Transaction, evaluation: int, scope: RepairScope) -> None:
-    """Bring the closure of an evaluation to where the counters can take over."""
-    assert scope is RepairScope.EVAL
+async def repair_build_graph(
+    tx: Transaction, evaluation: int, scope: RepairScope, retried: Collection[int] = ()
+) -> None:
+    """Bring the closure of an evaluation to where the counters can take over.
+
+    In the scope RETRY exactly the failed builds in `retried` thaw, whatever failed them.
+    """
     closure = await unfetchable_closure(tx, evaluation)
     if not closure:
         return
-    await requeue_failed_closure(tx, evaluation, closure)
+    if scope is RepairScope.RETRY:
+        await thaw_failed(tx, retried)
+    else:
+        await requeue_failed_closure(tx, evaluation, closure, scope)
     await repair_cached_shared_builds_for_eval(tx, closure)
     await repair_dependency_failed(tx, evaluation, closure)
     await adopt_pending_closure(tx, evaluation)
     await promote_closure(tx, evaluation)
 
 
-async def requeue_failed_closure(tx: Transaction, evaluation: int, closure: Collection[int]) -> None:
-    """Back to Created with what failed before a person asked for it again, and with what failed only
-    through that; and with what failed through something that is no failure any more."""
-    rows = await tx.rows(REQUEUE_FAILED_CLOSURE, evaluation=evaluation, closure=ordered(closure), now=tx.now)
+async def requeue_failed_closure(
+    tx: Transaction, evaluation: int, closure: Collection[int], scope: RepairScope
+) -> None:
+    """Back to Created with what failed in a way that need not last, and with what failed only through
+    that; and with what failed through something that is no failure any more."""
+    unstick = scope is RepairScope.UNSTICK
+    ids = await tx.ids(
+        REQUEUE_FAILED_CLOSURE, evaluation=evaluation, closure=ordered(closure), unstick=unstick
+    )
+    await thaw_failed(tx, ids)
+
+
+async def retry_closure(
+    tx: Transaction, build: int, closure: Iterable[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """What a retry of `build` thaws: the failures themselves, and what failed through them in `closure`."""
+    rows = await tx.rows(RETRY_BUILD_CLOSURE, build=build, closure=ordered(closure))
+    causes = frozenset(derivation for derivation, cause in rows if cause)
+    return causes, frozenset(derivation for derivation, _ in rows) - causes
+
+
+async def thaw_failed(tx: Transaction, ids: Collection[int]) -> None:
+    """Back to Created with failed and aborted builds, as if they had never been tried."""
+    if not ids:
+        return
+    rows = await tx.rows(THAW_FAILED, ids=ordered(ids), now=tx.now)
     changes = [BuildChange(i, BuildStatus(old), BuildStatus.CREATED) for i, old in rows]
     tx.moves.change(changes)
     thawed = [change.derivation for change in changes]

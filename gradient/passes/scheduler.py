@@ -28,7 +28,9 @@ from gradient.graph.candidate_reads import (
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.evaluations import AbortEvaluation, FinishEvaluation, ParkEvaluation, UnparkEvaluation
 from gradient.graph.failure import RetryLimits
+from gradient.graph.heal import Repair
 from gradient.graph.moves import Moves
+from gradient.graph.pg_errors import is_content_error
 from gradient.graph.pg_pool import Pool
 from gradient.graph.writer import GraphWriter
 from gradient.model import EvaluationStatus, JobKind
@@ -47,6 +49,7 @@ from gradient.passes.waiting import (
     Verdict,
     building_verdict,
     phase_from_counters,
+    unstick_due,
 )
 from gradient.settings.tables import Build
 from gradient.wire.messages import AssignJob
@@ -172,10 +175,43 @@ class Scheduler:
             in_flight = await evaluations_in_flight(connection)
         pool = self._pool_view()
         for evaluation in in_flight:
-            verdict = phase_from_counters(evaluation, pool)
-            if isinstance(verdict, ReadBlocking):
-                verdict = await self._look_closer(evaluation, pool)
-            await self._apply(evaluation, verdict)
+            verdict = await self._assess(evaluation, pool)
+            if unstick_due(evaluation, verdict):
+                await self._attempt_graph_unstick(evaluation.evaluation, pool)
+            else:
+                await self._apply(evaluation, verdict)
+
+    async def reheal_stuck(self) -> None:
+        """Heal every evaluation that waits in `graph_stuck` once more, then look at them again."""
+        async with self.readers.connection() as connection:
+            in_flight = await evaluations_in_flight(connection)
+        stuck = [v for v in in_flight if (v.reason or {}).get("kind") == "graph_stuck"]
+        for evaluation in stuck:
+            await self._heal(evaluation.evaluation)
+        if stuck:
+            self.waiting_moved.set()
+
+    async def _attempt_graph_unstick(self, evaluation: int, pool: PoolView) -> None:
+        """Heal its closure, then judge it by what it is now."""
+        await self._heal(evaluation)
+        async with self.readers.connection() as connection:
+            in_flight = await evaluations_in_flight(connection)
+        for healed in in_flight:
+            if healed.evaluation == evaluation:
+                await self._apply(healed, await self._assess(healed, pool))
+
+    async def _heal(self, evaluation: int) -> None:
+        """A step that fails takes the whole repair back: then the evaluation stays parked."""
+        try:
+            await self.writer.submit(Repair(evaluation))
+        except Exception as error:
+            if not is_content_error(error):
+                raise
+            log.warning("graph not healed", evaluation=evaluation, error=str(error))
+
+    async def _assess(self, evaluation: InFlight, pool: PoolView) -> Verdict:
+        verdict = phase_from_counters(evaluation, pool)
+        return await self._look_closer(evaluation, pool) if isinstance(verdict, ReadBlocking) else verdict
 
     async def _look_closer(self, evaluation: InFlight, pool: PoolView) -> Verdict:
         async with self.readers.connection() as connection:

@@ -121,6 +121,16 @@ def _buildable(blocking: BlockingKind, pool: PoolView) -> bool:
     return pool.can_build(blocking.architecture, blocking.required_features)
 
 
+def unstick_due(evaluation: InFlight, verdict: Verdict) -> bool:
+    """Whether the graph is to be healed before the verdict counts: on entry to `graph_stuck`, and whenever
+    the number of its pending builds has changed."""
+    return (
+        isinstance(verdict, Park)
+        and verdict.reason["kind"] == "graph_stuck"
+        and verdict.reason != evaluation.reason
+    )
+
+
 def workers_reason(unmet: Collection[BlockingKind], pool: PoolView) -> dict[str, Any]:
     """The `workers` reason: which systems and features nobody connected has."""
     return {

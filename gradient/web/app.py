@@ -12,7 +12,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from gradient.graph.pg_errors import GraphError
-from gradient.web import api, cache, events, logs, pages, status
+from gradient.web import api, build_actions, cache, events, logs, pages, status
 from gradient.web.answers import HTML, json_answer, text_answer
 from gradient.web.connection import BoundedRequest, Connection, NoWebSocket
 from gradient.web.errors import UNAVAILABLE, WebError
@@ -22,6 +22,7 @@ log = structlog.get_logger()
 
 ROUTES: Final = (
     *api.ROUTES,
+    *build_actions.ROUTES,
     *cache.ROUTES,
     *events.ROUTES,
     *logs.ROUTES,

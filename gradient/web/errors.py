@@ -36,6 +36,12 @@ class NotFound(WebError):
     status = 404
 
 
+class Conflict(WebError):
+    """It cannot be done as things stand; the message says why."""
+
+    status = 409
+
+
 class BodyStalled(WebError):
     """The client stopped sending in the middle of its request."""
 

@@ -81,7 +81,16 @@ def _is_text(value: str) -> bool:
 async def read_fields() -> Fields:
     """The JSON object in the body of the current request; raises BadRequest, BodyTooLarge."""
     body: Any = request.body
-    data = await body.read(MAX_JSON)
+    return _fields(await body.read(MAX_JSON))
+
+
+async def read_optional_fields() -> Fields:
+    """As `read_fields`; a request without a body has no fields."""
+    body: Any = request.body
+    return _fields(await body.read(MAX_JSON) or b"{}")
+
+
+def _fields(data: bytes) -> Fields:
     try:
         return Fields(json.loads(data))
     except (ValueError, RecursionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from gradient.graph.builds import (
 )
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
+from gradient.graph.evaluation_build import BuildRefused, Refusal
 from gradient.graph.evaluations import (
     AbortEvaluation,
     EvalFailed,
@@ -29,6 +31,7 @@ from gradient.graph.evaluations import (
     FinishEvaluation,
     UnparkEvaluation,
 )
+from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
 from gradient.graph.recovery import recover_interrupted_work
@@ -75,6 +78,8 @@ class Walk:
             (5, self.end_stream),
             (1, self.fail_stream),
             (3, self.abort),
+            (3, self.abort_build),
+            (3, self.retry_build),
             (8, self.commit_drv),
             (3, self.commit_output),
             (12, self.claim),
@@ -164,6 +169,21 @@ class Walk:
             if run is not None and self.dice.random() < 0.7:
                 await self.world.apply(EvalFailed(run.assignment, FailureKind.ABORTED, "aborted", 3))
 
+    async def abort_build(self) -> None:
+        with suppress(BuildRefused):
+            await self.world.abort_build(await self.some_build())
+
+    async def retry_build(self) -> None:
+        with suppress(BuildRefused):
+            await self.world.retry_build(await self.some_build())
+
+    async def some_build(self) -> str:
+        """Of the graph if there is any: a refusal is no change either."""
+        known = sorted(await self.world.statuses())
+        if not known:
+            raise BuildRefused(Refusal.NOT_NAMED, "nothing is recorded yet")
+        return self.dice.choice(known)
+
     async def commit_drv(self) -> None:
         await self.world.commit(nar(drv(self.dice.choice(list(self.universe.inputs)))))
 
@@ -246,10 +266,18 @@ class Walk:
         for _ in range(200):
             await self.claim()
             await self.retry()
-            if not self.jobs and not await self.work_left():
+            if not self.jobs and not await self.work_left() and not await self.heal():
                 return
             await self.complete()
         raise AssertionError(f"no end: {await self.world.statuses()}")
+
+    async def heal(self) -> bool:
+        """What the waiting pass does for an evaluation whose builds cannot be handed out: it may want what
+        was aborted in another one without naming it yet."""
+        waiting = "SELECT coalesce(array_agg(id), '{}') FROM evaluation WHERE status IN (3, 4)"
+        for evaluation in await self.world.value(waiting):
+            await self.world.apply(Repair(evaluation))
+        return await self.work_left()
 
     async def work_left(self) -> bool:
         query = "SELECT EXISTS (SELECT FROM derivation_build WHERE status IN (1, 2, 8))"

@@ -1,14 +1,20 @@
-"""The repair pass at the end of a stream: failures asked for again, outputs that came without a build, names
-of pruned subtrees."""
+"""The repair pass, at the end of a stream and for a stuck graph: failures tried again, outputs that came
+without a build, what fails with a dependency, names of pruned subtrees."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from gradient.graph import repair
 from gradient.graph.builds import BuildFailed, RetryTransient
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
+from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
+from gradient.graph.repair import RepairScope
+from gradient.graph.transaction import Rejected
 from gradient.model import BuildStatus, EntryPoint, EvaluationStatus, FailureKind, Repository
 from tests.graph.world import LIMITS, World, drv, nar, out
 
@@ -265,3 +271,197 @@ async def test_a_retry_that_nobody_wants_any_more_is_skipped(world: World) -> No
     await world.apply(RetryTransient(LIMITS))
     await world.check()
     assert await world.status("flaky") is BuildStatus.SKIPPED
+
+
+# --- dependency failure ---------------------------------------------------------------------------
+
+
+async def test_a_failure_does_not_reach_through_what_a_cache_serves(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(
+        evaluation, {"top": ["pass"], "pass": ["bad"], "bad": [], "user": ["bad"]}, entries=["top", "user"]
+    )
+    await world.connection.execute(
+        "UPDATE derivation_build SET cache_available = true WHERE derivation = %s", (await world.id("pass"),)
+    )
+    await world.fail("bad")
+    await world.end_stream(evaluation)  # the repair's walk stops there too
+    assert await world.status("user") is BuildStatus.DEPENDENCY_FAILED
+    assert await world.status("top") is BuildStatus.CREATED
+    assert await world.status("pass") is BuildStatus.QUEUED
+
+
+async def test_a_failure_does_not_reach_what_needs_only_what_is_built(world: World) -> None:
+    """`lib` was built and is whole; its input failed when it was built once more."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"lib": ["input"], "input": [], "x": []}, entries=["lib", "input"])
+    await world.build("input")
+    await world.build("lib")
+    await world.connection.execute(
+        "UPDATE derivation_output SET is_cached = false WHERE derivation = %(id)s",
+        {"id": await world.id("input")},
+    )
+    await world.connection.execute(
+        "UPDATE derivation_build SET status = 1, fetchable = false, wanted = true WHERE derivation = %s",
+        (await world.id("input"),),
+    )
+    await world.connection.execute(
+        "UPDATE derivation_build SET blocking_deps = 1 WHERE derivation = %s", (await world.id("lib"),)
+    )
+    await world.record(evaluation, {"user": ["lib", "x"]}, entries=["user"])
+    await world.fail("input")
+    await world.check()
+    assert await world.status("user") is BuildStatus.CREATED
+
+
+async def test_a_failure_reaches_what_waits_for_a_closure_that_lacks_it(world: World) -> None:
+    """`app` is here without `lib`, which it refers to: who needs `app` cannot start without `lib`."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"lib": []})
+    await world.commit(nar(out("app"), [out("lib")]))
+    await world.record(evaluation, {"app": [], "user": ["app"]}, entries=["user"])
+    await world.end_stream(evaluation)
+    await world.fail("lib")
+    await world.check()
+    assert await world.status("app") is BuildStatus.COMPLETED
+    assert await world.status("user") is BuildStatus.DEPENDENCY_FAILED
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED
+
+
+# --- the scopes -----------------------------------------------------------------------------------
+
+
+async def stuck(world: World) -> int:
+    """An evaluation that waits for `other` while CHAIN failed in it through `bad`."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {**CHAIN, "other": []}, entries=["top", "other"])
+    await world.end_stream(evaluation)
+    return evaluation
+
+
+async def test_the_heal_tries_again_what_its_builder_did_not_fail(world: World) -> None:
+    evaluation = await stuck(world)
+    await world.fail("bad", FailureKind.TIMEOUT)
+    await world.apply(Repair(evaluation))
+    await world.check()
+    assert await world.statuses() == {
+        "bad": BuildStatus.QUEUED,
+        "good": BuildStatus.QUEUED,
+        "mid": BuildStatus.CREATED,
+        "top": BuildStatus.CREATED,
+        "other": BuildStatus.QUEUED,
+    }
+
+
+async def test_the_heal_leaves_what_its_builder_failed_and_what_stands_above(world: World) -> None:
+    evaluation = await stuck(world)
+    await world.fail("bad")
+    before = await world.statuses()
+    await world.apply(Repair(evaluation))
+    await world.check()
+    assert await world.statuses() == before
+
+
+async def test_the_heal_leaves_an_aborted_build_and_what_stands_above(world: World) -> None:
+    evaluation = await stuck(world)
+    await world.abort_build("bad")
+    before = await world.statuses()
+    await world.apply(Repair(evaluation))
+    await world.apply(Repair(evaluation, RepairScope.EVAL))
+    await world.check()
+    assert await world.statuses() == before
+
+
+async def test_the_heal_fails_what_was_thawed_after_its_dependency_failed(world: World) -> None:
+    evaluation = await stuck(world)
+    await world.fail("bad")
+    await world.connection.execute(
+        "UPDATE derivation_build SET status = 0 WHERE derivation = ANY(%s)",
+        ([await world.id(name) for name in ("mid", "top")],),
+    )
+    await world.apply(Repair(evaluation))
+    assert await world.status("mid") is await world.status("top") is BuildStatus.DEPENDENCY_FAILED
+    assert await world.status("other") is BuildStatus.QUEUED
+
+
+async def test_the_heal_leaves_an_evaluation_that_is_not_at_its_builds(world: World) -> None:
+    first, second = await world.evaluation(), await stuck(world)
+    await world.fail("bad", FailureKind.TIMEOUT)
+    await world.apply(AbortEvaluation(second, "by a person"))
+    before = await world.statuses()
+    for evaluation in (first, second, second + 1):
+        await world.apply(Repair(evaluation))
+    assert await world.statuses() == before
+
+
+@pytest.mark.parametrize("retries", [False, True])
+async def test_a_task_tries_again_what_its_builder_did_not_fail_or_what_it_is_told_to(
+    world: World, retries: bool
+) -> None:
+    await failed_chain(world, FailureKind.PERMANENT if retries else FailureKind.TIMEOUT)
+    await world.connection.execute(
+        "INSERT INTO task (project, name, repository, retry_failed_builds, created_at)"
+        " SELECT id, 't', 'u', %s, now() FROM project",
+        (retries,),
+    )
+    task = await world.value("SELECT id FROM task")
+    evaluation = await world.apply(
+        CreateEvaluation("main", Repository("git+https://example.org/x"), task=task)
+    )
+    await world.start_evaluation(evaluation)
+    await world.record(evaluation, CHAIN, entries=["top"])
+    await world.end_stream(evaluation)
+    assert await world.status("bad") is BuildStatus.QUEUED
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.BUILDING
+    await world.check()
+
+
+STEPS = (
+    "repair_cached_shared_builds_for_eval",
+    "repair_dependency_failed",
+    "adopt_pending_closure",
+    "promote_closure",
+)
+
+
+@pytest.mark.parametrize(
+    ("scope", "thaw"),
+    [
+        (RepairScope.EVAL, "requeue_failed_closure"),
+        (RepairScope.UNSTICK, "requeue_failed_closure"),
+        (RepairScope.RETRY, "thaw_failed"),
+    ],
+)
+async def test_the_steps_in_their_order(
+    world: World, monkeypatch: pytest.MonkeyPatch, scope: RepairScope, thaw: str
+) -> None:
+    evaluation = await stuck(world)
+    taken: list[str] = []
+
+    def step(name: str) -> None:
+        async def note(*_: Any) -> None:
+            taken.append(name)
+
+        monkeypatch.setattr(repair, name, note)
+
+    for name in (thaw, *STEPS):
+        step(name)
+    await world.apply(Repair(evaluation, scope))
+    assert taken == [thaw, *STEPS]
+
+
+@pytest.mark.parametrize("failing", STEPS)
+async def test_the_first_step_that_fails_fails_the_transition(
+    world: World, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    evaluation = await stuck(world)
+    await world.fail("bad", FailureKind.TIMEOUT)
+    before = await world.statuses()
+
+    async def fail(*_: Any) -> None:
+        raise Rejected("this step fails")
+
+    monkeypatch.setattr(repair, failing, fail)
+    with pytest.raises(Rejected, match="this step fails"):
+        await world.apply(Repair(evaluation))
+    assert await world.statuses() == before

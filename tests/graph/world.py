@@ -13,6 +13,7 @@ from uuid import UUID
 
 from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
 from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted
+from gradient.graph.evaluation_build import AbortBuild, Aborted, Retried, RetryBuild
 from gradient.graph.evaluations import (
     CreateEvaluation,
     EvalStreamCompleted,
@@ -152,6 +153,16 @@ class World:
         message = BuildFailed(self.open.pop(name), kind, "it broke", LIMITS, missing_paths=parts)
         await self.apply(message)
 
+    async def abort_build(self, name: str, evaluation: int | None = None) -> Aborted:
+        return await self.apply(AbortBuild(await self.id(name), evaluation, "a person"))
+
+    async def retry_build(self, name: str, evaluation: int | None = None) -> Retried:
+        return await self.apply(RetryBuild(await self.id(name), evaluation, "a person"))
+
+    async def confirm_abort(self, name: str) -> None:
+        """The worker has stopped it."""
+        await self.apply(BuildFailed(self.open.pop(name), FailureKind.ABORTED, "aborted", LIMITS))
+
     async def id(self, name: str) -> int:
         return int(await self.value("SELECT id FROM derivation WHERE hash = %s", hash_part(name + ".drv")))
 
@@ -284,8 +295,13 @@ RECOUNTS = {
           AND NOT EXISTS (SELECT FROM dispatched_job q
                           WHERE q.derivation = b.derivation AND q.finished_at IS NULL)
     """,
+    # But for what a person aborted, until a live evaluation asks for it again.
     "aborted or skipped, yet wanted": """
-        SELECT derivation FROM derivation_build b WHERE status IN (5, 10) AND wanted
+        SELECT derivation FROM derivation_build b WHERE wanted AND (status = 10 OR (status = 5 AND NOT (
+            EXISTS (SELECT FROM build_job j WHERE j.derivation = b.derivation AND j.aborted)
+            AND NOT EXISTS (SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation
+                            WHERE j.derivation = b.derivation AND NOT j.aborted
+                              AND v.status IN (0, 1, 2, 3, 4, 8)))))
     """,
     "building without one open assignment": """
         SELECT derivation FROM derivation_build b WHERE status = 2 AND 1 <> (

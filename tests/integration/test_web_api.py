@@ -23,7 +23,13 @@ COMMIT = "0123456789" * 4
 
 # --- access ---------------------------------------------------------------------------------------
 
-WRITES = ["/api/v1/evaluations", "/api/v1/evaluations/1/abort", "/api/v1/uploads"]
+WRITES = [
+    "/api/v1/evaluations",
+    "/api/v1/evaluations/1/abort",
+    "/api/v1/builds/1/abort",
+    "/api/v1/builds/1/retry",
+    "/api/v1/uploads",
+]
 
 
 @pytest.mark.parametrize("path", WRITES)

@@ -14,11 +14,12 @@ import trio
 
 from gradient.graph.assignments import ClaimBuild
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
+from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.pg_pool import Pool
-from gradient.graph.transaction import Message
+from gradient.graph.transaction import Message, Rejected, Transaction
 from gradient.graph.writer import GraphWriter
-from gradient.model import EvaluationStatus, JobKind, Repository
+from gradient.model import BuildStatus, EvaluationStatus, JobKind, Repository
 from gradient.passes import scheduler as scheduler_module
 from gradient.passes.pool import Worker
 from gradient.passes.scheduler import Scheduler
@@ -285,5 +286,52 @@ async def test_a_running_claim_is_not_taken_for_a_stuck_graph(bench: Bench) -> N
     evaluation = await bench.building({"a": [], "b": ["a"]}, ["b"])
     bench.worker()
     await bench.writer.submit(ClaimBuild(await bench.world.id("a"), False, UUID(int=1), "w"))
+    await bench.scheduler.refresh_waiting_state()
+    assert await bench.world.evaluation_status(evaluation) is EvaluationStatus.BUILDING
+
+
+# --- the graph-stuck heal -------------------------------------------------------------------------
+
+CHAIN = {"top": ["mid"], "mid": ["bad"], "bad": []}
+STUCK = {"kind": "graph_stuck", "pending_shared_builds": 3}
+
+
+async def lost_place(bench: Bench) -> int:
+    """An evaluation whose only startable build lost its place in the queue: no event gives it back."""
+    evaluation = await bench.building(CHAIN, ["top"])
+    bench.worker()
+    query = "UPDATE derivation_build SET status = 0 WHERE derivation = %s"
+    await bench.world.connection.execute(query, (await bench.world.id("bad"),))
+    return evaluation
+
+
+async def test_a_stuck_evaluation_is_healed_before_it_is_parked(bench: Bench) -> None:
+    evaluation = await lost_place(bench)
+    await bench.scheduler.refresh_waiting_state()
+    assert await bench.world.evaluation_status(evaluation) is EvaluationStatus.BUILDING
+    assert await bench.world.status("bad") is BuildStatus.QUEUED
+    phases = "SELECT array_agg(status ORDER BY id) FROM phase_event"
+    assert EvaluationStatus.WAITING not in await bench.world.value(phases)
+
+
+async def test_what_stays_stuck_is_parked_and_healed_again_from_time_to_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation = await lost_place(bench)
+    healed = []
+
+    async def cannot(self: Repair, tx: Transaction) -> None:
+        healed.append(self.evaluation)
+        raise Rejected("a step failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Repair, "apply", cannot)
+        await bench.scheduler.refresh_waiting_state()
+        assert await bench.world.value("SELECT waiting_reason FROM evaluation") == STUCK
+        tries = len(healed)
+        await bench.scheduler.refresh_waiting_state()  # it is parked, and nothing has changed
+        assert len(healed) == tries
+    await bench.scheduler.reheal_stuck()
+    assert await bench.world.status("bad") is BuildStatus.QUEUED
     await bench.scheduler.refresh_waiting_state()
     assert await bench.world.evaluation_status(evaluation) is EvaluationStatus.BUILDING

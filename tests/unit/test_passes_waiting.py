@@ -20,6 +20,7 @@ from gradient.passes.waiting import (
     Unpark,
     building_verdict,
     phase_from_counters,
+    unstick_due,
     words,
 )
 
@@ -245,3 +246,19 @@ def test_a_flakes_words_stay_on_one_line_and_move_no_cursor() -> None:
     assert "a\N{REPLACEMENT CHARACTER}b with" in words(reason)
     nameless = {**need, "architecture": "", "required_features": []}
     assert "for no system at all (1 build, such as x)" in words({**reason, "unmet": [nameless]})
+
+
+# --- the heal -------------------------------------------------------------------------------------
+
+
+def test_a_stuck_graph_is_healed_on_entry_and_when_its_pending_builds_change() -> None:
+    def stuck(pending: int) -> dict[str, Any]:
+        return {"kind": "graph_stuck", "pending_shared_builds": pending}
+
+    verdict = Park(stuck(2))
+    assert unstick_due(in_flight(S.BUILDING), verdict)
+    assert unstick_due(in_flight(S.WAITING, stuck(3)), verdict)
+    assert not unstick_due(in_flight(S.WAITING, stuck(2)), verdict)
+    assert not unstick_due(in_flight(S.BUILDING), Park({"kind": "workers", "unmet": []}))
+    assert not unstick_due(in_flight(S.BUILDING), Finish())
+    assert not unstick_due(in_flight(S.BUILDING), None)
