@@ -177,7 +177,7 @@ THAW_WANTED: Final = Statement(
     f"""
     WITH frozen AS (
         SELECT b.derivation, b.status FROM derivation_build b
-        WHERE b.derivation = ANY(%(ids)s) AND b.wanted AND {any_of("b.status", _FROZEN)}
+        WHERE b.derivation = ANY(%(ids)s) AND b.wanted AND {_thaws("b")}
         ORDER BY b.derivation FOR NO KEY UPDATE
     )
     UPDATE derivation_build b
