@@ -35,8 +35,9 @@ def _rooted(d: str) -> str:
         OR coalesce({d}.promised_at >= %(promised_since)s, false))"""
 
 
-# The closure of all roots, over every edge; what is left of the rest is what is old enough. Candidates come
-# parents first, as far as ids tell: a batch has its inputs in it or before it.
+# The closure of all roots, over every edge; of the rest what is old enough. Parents come first, as far as
+# ids tell: a batch has its inputs in it or before it. EXCEPT, because nobody can estimate the closure: a look
+# into it for each row might read all of it each time.
 ORPHAN_DERIVATIONS: Final = Statement(
     "orphan_derivations",
     """
@@ -49,14 +50,13 @@ ORPHAN_DERIVATIONS: Final = Statement(
             SELECT e.dependency FROM derivation_dependency e WHERE e.derivation = kept.id OFFSET 0
         ) below
     )
-    SELECT d.id FROM derivation d
-    WHERE d.created_at < %(created_before)s AND d.id NOT IN (SELECT id FROM kept)
-    ORDER BY d.id DESC
+    SELECT d.id FROM derivation d WHERE d.created_at < %(created_before)s
+    EXCEPT SELECT id FROM kept ORDER BY id DESC
     """,
 )
-# `above` is everything above the candidates up to the next root, so `kept` is what a root reaches in it.
-STILL_ORPHANS: Final = Statement(
-    "still_orphan_derivations",
+# Everything above the candidates, up to the next root and with it.
+ABOVE_CANDIDATES: Final = Statement(
+    "above_candidates",
     f"""
     WITH RECURSIVE above (id) AS (
         SELECT d.id FROM derivation d WHERE d.id = ANY(%(ids)s)
@@ -65,17 +65,31 @@ STILL_ORPHANS: Final = Statement(
             SELECT e.derivation FROM derivation d JOIN derivation_dependency e ON e.dependency = d.id
             WHERE d.id = above.id AND NOT {_rooted("d")} OFFSET 0
         ) up
-    ), kept (id) AS (
-        SELECT d.id FROM above JOIN derivation d ON d.id = above.id WHERE {_rooted("d")}
+    )
+    SELECT above.id, root.is_root FROM above, LATERAL (
+        SELECT {_rooted("d")} AS is_root FROM derivation d WHERE d.id = above.id OFFSET 0
+    ) root
+    """,
+)
+KEPT_BELOW: Final = Statement(
+    "kept_below_roots",
+    """
+    WITH RECURSIVE kept (id) AS (
+        SELECT unnest(%(roots)s::bigint[])
       UNION
         SELECT below.dependency FROM kept, LATERAL (
-            SELECT e.dependency FROM derivation_dependency e WHERE e.derivation = kept.id OFFSET 0
+            SELECT e.dependency FROM derivation_dependency e
+            WHERE e.derivation = kept.id AND e.dependency = ANY(%(area)s) OFFSET 0
         ) below
-        WHERE (below.dependency IN (SELECT a.id FROM above a)) IS TRUE
     )
-    SELECT d.id FROM derivation d
-    WHERE d.id = ANY(%(ids)s) AND d.created_at < %(created_before)s AND d.id NOT IN (SELECT k.id FROM kept k)
-    ORDER BY d.id FOR UPDATE
+    SELECT id FROM kept
+    """,
+)
+LOCK_DOOMED: Final = Statement(
+    "lock_doomed_derivations",
+    """
+    SELECT id FROM derivation WHERE id = ANY(%(ids)s) AND created_at < %(created_before)s
+    ORDER BY id FOR UPDATE
     """,
 )
 SURVIVORS_ABOVE: Final = Statement(
@@ -115,17 +129,21 @@ class CollectDerivations:
 
     async def apply(self, tx: Transaction) -> int:
         """Delete them; what needs one of them and stays is to be walked again."""
-        doomed = await tx.ids(
-            STILL_ORPHANS,
-            ids=ordered(self.candidates),
-            created_before=self.created_before,
-            promised_since=self.promised_since,
-        )
+        orphans = await _still_orphans(tx, self.candidates, self.promised_since)
+        doomed = await tx.ids(LOCK_DOOMED, ids=orphans, created_before=self.created_before)
         if doomed:
             above = await tx.rows(SURVIVORS_ABOVE, ids=doomed)
             await unwalk_derivations(tx, [i for i, builds_from in above if builds_from])
             await _delete(tx, doomed, [i for i, _ in above])
         return len(doomed)
+
+
+async def _still_orphans(tx: Transaction, candidates: Collection[int], promised_since: datetime) -> list[int]:
+    """Those of the candidates that no root reaches now."""
+    above = await tx.rows(ABOVE_CANDIDATES, ids=ordered(candidates), promised_since=promised_since)
+    roots = [i for i, is_root in above if is_root]
+    kept = set(await tx.ids(KEPT_BELOW, roots=roots, area=ordered(i for i, _ in above))) if roots else set()
+    return ordered(set(candidates) - kept)
 
 
 async def _delete(tx: Transaction, doomed: list[int], survivors: Collection[int]) -> None:

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from gradient.graph.builds import BuildFailed
+from gradient.graph.consistency import graph_consistency_report
 from gradient.graph.demote import DemoteMissingNar, unwalk_unsourced
 from gradient.graph.derivation_gc import CollectDerivations
 from gradient.graph.evaluation_gc import CollectEvaluations
@@ -148,3 +149,6 @@ async def test_every_column_is_right_after_every_step(connection: Connection, se
     assert stuck == {}, f"{' '.join(trail)}\n{stuck}\n{await world.picture()}"
     for evaluation in statuses:
         assert not await world.apply(FinishEvaluation(evaluation))
+    # The consistency check says the same, by its own means.
+    report = await graph_consistency_report(connection, world.apply)
+    assert attrs.evolve(report, adopted=0).clean

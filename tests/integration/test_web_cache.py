@@ -150,7 +150,10 @@ async def test_a_resumed_download_is_of_the_same_object_or_whole(web: Web) -> No
 async def test_an_object_that_is_gone_is_404(web: Web) -> None:
     info, _ = await stored(web)
     await web.site.store.delete(nar_key(store_path("a")))
+    missed: list[str] = []
+    web.site.suspect = missed.append
     assert (await ask(web, "GET", f"/cache/main/{info.url}"))[0] == 404
+    assert missed == [hash_part("a")]
 
 
 async def test_a_large_nar_is_read_piece_by_piece(web: Web) -> None:

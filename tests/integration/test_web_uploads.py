@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from gradient.graph.cache_reads import held_paths
+from gradient.graph.path_gc import Ages, CollectPaths
 from gradient.graph.writer import WriterStopped
 from gradient.nar.bundle import BundleItem, bundled
 from gradient.nar.narinfo import NarInfo
 from gradient.nar.signing import PublicKey
 from gradient.nar.store import nar_key
+from gradient.passes.nar_files import NarFiles
 from gradient.web.connection import RequestBody
 from gradient.web.uploads import MAX_CONCURRENT
-from tests.graph.world import hash_part
+from tests.graph.world import START, hash_part
 from tests.integration.web_support import Web, folder, item, store_path
 
 
@@ -203,3 +207,40 @@ async def test_a_large_upload_stays_out_of_memory(web: Web) -> None:
         assert (await web.upload(item("big", os.urandom(20_000_000)))).status == 200
     assert len(held) > 100
     assert max(held) <= 16
+
+
+async def test_a_held_path_has_its_object_whatever_comes_and_goes(web: Web) -> None:
+    """Uploads of a path, its retirement and the removal of its object, all at once: what is held can be
+    fetched after every round, and what is not is gone in the end."""
+    names = ["a", "b", "c"]
+    hashes = tuple(map(hash_part, names))
+    site = web.site
+    files = NarFiles(site.readers, site.submit, site.store, site.claims)
+    ages = Ages(unused_since=START + timedelta(days=3650), promised_since=START + timedelta(days=3650))
+    collected = 0
+
+    async def send(name: str) -> None:
+        other = names[(names.index(name) + 1) % len(names)]
+        assert (await web.upload(item(name, os.urandom(500)), item(other, b"x"))).status == 200
+
+    async def collect() -> None:
+        await site.submit(CollectPaths(hashes, ages))
+        await files.remove_retired()
+
+    with trio.fail_after(60):
+        for _ in range(12):
+            async with trio.open_nursery() as nursery:
+                for name in names:
+                    nursery.start_soon(send, name)
+                    nursery.start_soon(collect)
+            async with site.readers.connection() as connection:
+                held = await held_paths(connection, hashes)
+            for name in names:
+                there = await site.store.exists(nar_key(store_path(name)))
+                if hash_part(name) in held:
+                    info = await narinfo(web, name)
+                    assert len((await web.get(f"/cache/main/{info.url}")).body) == info.file_size
+                collected += not there
+        await collect()
+    assert web.objects == []
+    assert 0 < collected < 12 * len(names), "neither side always wins"

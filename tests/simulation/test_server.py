@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import attrs
 import pytest
 
+from gradient.graph.builds import RetryTransient
 from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.failure import RetryLimits
+from gradient.graph.transaction import Transaction
 from gradient.model import JOBS_PER_SLOT, BuildStage, BuildStatus, EvaluationStatus, FailureKind, JobKind
 from gradient.wire import messages as wire
 from gradient.wire.errors import HandshakeRefused
-from tests.graph.world import drv
+from tests.graph.world import drv, out
 from tests.simulation.server_world import ServerWorld, until
 
 DIAMOND = {"d": ["b", "c"], "b": ["a"], "c": ["a"], "a": []}
@@ -179,3 +183,53 @@ async def test_a_second_worker_with_the_same_id_is_refused(server: ServerWorld) 
         with pytest.raises(HandshakeRefused, match="connected already"):
             async with server.worker():
                 pass
+
+
+async def test_an_input_that_the_cache_cannot_give_is_built_again_and_waited_for(server: ServerWorld) -> None:
+    evaluation = await server.evaluation()
+    async with server.worker() as worker:
+        job = await worker.evaluate({"app": ["lib"], "lib": []}, ["app"])
+        await worker.report(job, wire.JobCompleted)
+        assert await worker.build() == "lib"
+        app = await worker.take(JobKind.BUILD)
+        await worker.report(
+            app,
+            wire.JobFailed,
+            error="HTTP 404",
+            kind=FailureKind.INPUTS_UNAVAILABLE,
+            missing_paths=(out("lib"), "/etc/passwd"),
+        )
+        assert await worker.build() == "lib"
+        assert await server.build_status("app") is BuildStatus.FAILED_TRANSIENT
+        # Its backoff is over.
+        await server.writer.submit(RetryTransient(RetryLimits(retry_backoff_secs=0)))
+        assert await worker.build() == "app"
+        await reached(server, evaluation, EvaluationStatus.COMPLETED)
+
+
+async def test_what_a_worker_is_told_is_kept_for_it(server: ServerWorld) -> None:
+    """Old rows: the answer is a promise, made through the graph writer."""
+    await server.evaluation()
+    async with server.worker() as worker:
+        await worker.evaluate({"old": []}, ["old"])
+        for table in ("cached_path", "derivation"):
+            await server.writer.submit(Age(table))
+        await worker.link.send(wire.CacheQuery("j", 1, (drv("old"), drv("new")), wire.QueryMode.PUSH))
+        held = await worker.expect(wire.CacheStatus)
+        assert [(info.path, info.cached) for info in held.cached] == [(drv("old"), True), (drv("new"), False)]
+        await worker.link.send(wire.QueryKnownDerivations("j", 2, (drv("old"), drv("new"))))
+        assert (await worker.expect(wire.KnownDerivations)).known == (drv("old"),)
+    for table in ("cached_path", "derivation"):
+        assert await server.value(f"SELECT promised_at > created_at FROM {table}")
+
+
+@attrs.frozen
+class Age:
+    """All rows of a table came a month ago."""
+
+    table: str
+
+    async def apply(self, tx: Transaction) -> None:
+        await tx.connection.execute(
+            f"UPDATE {self.table} SET created_at = created_at - interval '30 days'".encode()
+        )

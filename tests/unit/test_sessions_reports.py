@@ -114,6 +114,9 @@ def test_each_kind_of_job_has_its_reports() -> None:
 
 
 SOURCE = CachedSource("/nix/store/s")
+# What of it is no store path, the server cannot look for.
+ONE, NONE = "1" * 32, "0" * 32
+MISSING = (f"/nix/store/{ONE}-b", "/etc/passwd", "", f"/nix/store/{NONE}-a", f"/nix/store/{NONE}-c")
 
 
 @pytest.mark.parametrize(
@@ -148,6 +151,16 @@ SOURCE = CachedSource("/nix/store/s")
             BUILD,
             wire.JobFailed("", 2, "e", FailureKind.ABORTED),
             BuildFailed(2, FailureKind.ABORTED, "e", LIMITS),
+        ),
+        (
+            BUILD,
+            wire.JobFailed("", 2, "e", FailureKind.INPUTS_UNAVAILABLE, missing_paths=MISSING),
+            BuildFailed(2, FailureKind.INPUTS_UNAVAILABLE, "e", LIMITS, missing_paths=(NONE, ONE)),
+        ),
+        (
+            EVAL,
+            wire.JobFailed("", 1, "e", FailureKind.INPUTS_UNAVAILABLE, missing_paths=MISSING),
+            EvalFailed(1, FailureKind.INPUTS_UNAVAILABLE, "e", 3, missing_paths=(NONE, ONE)),
         ),
         (BUILD, wire.AssignJobResponse("", 2, False), ReturnAssignment(2)),
     ],
