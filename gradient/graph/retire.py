@@ -18,11 +18,11 @@ from gradient.graph.locks import lock_shared_builds, proven
 from gradient.graph.moves import BuildChange
 from gradient.graph.need import skip_unwanted, update_and_settle_need
 from gradient.graph.pg import Connection, fetch_all
-from gradient.graph.predicates import any_of, unassigned_predicate
+from gradient.graph.predicates import any_of, deterministic_failure, unassigned_predicate
 from gradient.graph.runtime_can_start import complete_among, lose_completeness
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction
-from gradient.model import TERMINAL_FAILURE, TERMINAL_SUCCESS, AttemptOutcome, AttemptReason, BuildStatus
+from gradient.model import TERMINAL_FAILURE, TERMINAL_SUCCESS, BuildStatus
 
 # In hash order. A row made since `seen_at` is not the one that somebody has complained about.
 LOCK_CACHED_PATHS: Final = Statement(
@@ -66,9 +66,7 @@ RESET_PRODUCERS: Final = Statement(
         SELECT b.derivation, b.status FROM derivation_build b
         WHERE b.derivation = ANY(%(ids)s) AND ({any_of("b.status", TERMINAL_SUCCESS)}
               OR (%(distrusted)s AND {any_of("b.status", TERMINAL_FAILURE - {BuildStatus.DEPENDENCY_FAILED})}
-                  AND NOT EXISTS (SELECT FROM build_attempt a WHERE a.derivation = b.derivation
-                                  AND a.outcome = {int(AttemptOutcome.FAILED)}
-                                  AND a.reason = {int(AttemptReason.BUILDER_NONZERO)})))
+                  AND NOT {deterministic_failure("b")}))
         ORDER BY b.derivation FOR NO KEY UPDATE
     )
     UPDATE derivation_build b
