@@ -25,9 +25,10 @@ from gradient.graph.drift import (
     UNWALKED_INPUTS_AMONG,
     UNWALKED_INPUTS_DRIFT,
     WANTED_DRIFT,
+    WANTED_IN_DOUBT,
 )
 from gradient.graph.evaluations import FinishEvaluation
-from gradient.graph.pg import Connection, execute, fetch_all
+from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
 from gradient.graph.reachability import UNNAMED_CLOSURES, pending_orphan_frontier
 from gradient.graph.recounts import (
     AdoptPending,
@@ -127,12 +128,13 @@ class _Check:
     async def recount_wanted(self) -> int:
         """The suspects go together: which of them nobody wants is seen only on all of them."""
         wrong = 0
-        while True:
+        while await fetch_value(self.connection, WANTED_IN_DOUBT):
             found = await self._ids(WANTED_DRIFT)
             changed = await self._mark_wanted(set(found))
             wrong += changed
             if len(found) < MOST or not changed:
-                return wrong
+                break
+        return wrong
 
     async def _mark_wanted(self, suspects: set[int]) -> int:
         wrong = 0

@@ -23,13 +23,14 @@ from gradient.graph.predicates import (
     recorded_predicate,
     runtime_edge,
     shared_build_complete_predicate,
+    steps_over,
     unassigned_predicate,
     wanting_entry_point,
 )
 from gradient.graph.runtime_can_start import count_missing_runtime_deps
 from gradient.graph.statements import Statement
 from gradient.graph.walk_completeness import count_unwalked_inputs
-from gradient.model import BuildStatus
+from gradient.model import BuildStatus, EdgeKind
 
 # Rows one read may answer: a broken database must not fill the memory.
 MOST: Final = 100_000
@@ -42,21 +43,31 @@ SWEEP_SETTINGS: Final = Statement(
     """,
 )
 
+
+def _at_most(query: str) -> str:
+    """The first MOST rows of `query`, planned as if all of them were asked for: a plan made for a few rows
+    takes for ever to find that there are none."""
+    return f"WITH found AS MATERIALIZED ({query}) SELECT * FROM found LIMIT {MOST}"
+
+
 UNWALKED_INPUTS_DRIFT: Final = Statement(
     "unwalked_inputs_drift",
-    f"""
+    _at_most(
+        f"""
     WITH counted AS (
         SELECT e.derivation, count(*) AS unwalked
         FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
         WHERE {build_edge("e")} AND NOT {recorded_predicate("i")} GROUP BY e.derivation
     )
     SELECT d.id FROM derivation d LEFT JOIN counted c ON c.derivation = d.id
-    WHERE d.unwalked_inputs <> coalesce(c.unwalked, 0) LIMIT {MOST}
-    """,
+    WHERE d.unwalked_inputs <> coalesce(c.unwalked, 0)
+    """
+    ),
 )
 MISSING_RUNTIME_DEPS_DRIFT: Final = Statement(
     "missing_runtime_deps_drift",
-    f"""
+    _at_most(
+        f"""
     WITH complete AS MATERIALIZED (
         SELECT b.derivation FROM derivation_build b WHERE {shared_build_complete_predicate("b")}
     ), counted AS (
@@ -65,40 +76,67 @@ MISSING_RUNTIME_DEPS_DRIFT: Final = Statement(
         WHERE {runtime_edge("e")} AND c.derivation IS NULL GROUP BY e.derivation
     )
     SELECT b.derivation FROM derivation_build b LEFT JOIN counted c USING (derivation)
-    WHERE b.missing_runtime_deps <> coalesce(c.missing, 0) LIMIT {MOST}
-    """,
+    WHERE b.missing_runtime_deps <> coalesce(c.missing, 0)
+    """
+    ),
 )
 FETCHABLE_DRIFT: Final = Statement(
     "fetchable_drift",
-    f"""
+    _at_most(
+        f"""
     SELECT b.derivation FROM derivation_build b
-    WHERE b.fetchable <> {fetchable_predicate("b")} OR {held_predicate("b")} LIMIT {MOST}
+    WHERE b.fetchable <> {fetchable_predicate("b")} OR {held_predicate("b")}
+    """
+    ),
+)
+_ENTRIES = f"""
+    SELECT s.derivation FROM (SELECT DISTINCT t.derivation FROM entry_point t) s
+    WHERE {wanting_entry_point("s.derivation")}
+"""
+# Whether the walk is worth its time. A mark that agrees with those right above it is right, but where marks
+# may hold up each other in a circle: what is built from its inputs never stands below itself, so a circle
+# leads over an edge that is a runtime reference alone.
+WANTED_IN_DOUBT: Final = Statement(
+    "wanted_in_doubt",
+    f"""
+    WITH entry AS MATERIALIZED ({_ENTRIES}), above AS (
+        SELECT e.dependency AS derivation, bool_or({any_of("e.kind", {EdgeKind.RUNTIME})}) AS referred
+        FROM derivation_dependency e JOIN derivation_build x ON x.derivation = e.derivation
+        JOIN derivation xd ON xd.id = x.derivation
+        WHERE x.wanted AND {open_predicate("x")} AND {steps_over("e", "x", "xd")} GROUP BY e.dependency
+    )
+    SELECT count(*) > 0 FROM derivation_build b
+    LEFT JOIN above a ON a.derivation = b.derivation LEFT JOIN entry t ON t.derivation = b.derivation
+    WHERE {open_predicate("b")}
+      AND (b.wanted <> (a.derivation IS NOT NULL OR t.derivation IS NOT NULL) OR (b.wanted AND a.referred))
     """,
 )
 # The walk of the needs-build mark from every entry point.
 WANTED_DRIFT: Final = Statement(
     "wanted_drift",
-    f"""
+    _at_most(
+        f"""
     WITH RECURSIVE reached (derivation) AS (
         {
-        open_closure_cte_body(
-            f'''SELECT b.derivation FROM derivation_build b
-            WHERE b.derivation IN (SELECT t.derivation FROM entry_point t)
-              AND {open_predicate("b")} AND {wanting_entry_point("b.derivation")}'''
-        )
-    }
+            open_closure_cte_body(
+                _ENTRIES,
+                ends=True,
+            )
+        }
     )
     SELECT b.derivation FROM derivation_build b LEFT JOIN reached w USING (derivation)
-    WHERE {open_predicate("b")} AND b.wanted <> (w.derivation IS NOT NULL) LIMIT {MOST}
-    """,
+    WHERE {open_predicate("b")} AND b.wanted <> (w.derivation IS NOT NULL)
+    """
+    ),
 )
 SKIPPED_DRIFT: Final = Statement(
     "skipped_drift",
-    f"SELECT b.derivation FROM derivation_build b WHERE {out_of_place_predicate('b')} LIMIT {MOST}",
+    _at_most(f"SELECT b.derivation FROM derivation_build b WHERE {out_of_place_predicate('b')}"),
 )
 CAN_START_DRIFT: Final = Statement(
     "can_start_drift",
-    f"""
+    _at_most(
+        f"""
     WITH counted AS (
         SELECT e.derivation, count(*) AS blocking
         FROM derivation_dependency e LEFT JOIN derivation_build x ON x.derivation = e.dependency
@@ -108,8 +146,9 @@ CAN_START_DRIFT: Final = Statement(
     JOIN derivation d ON d.id = b.derivation LEFT JOIN counted c ON c.derivation = b.derivation
     WHERE b.blocking_deps <> coalesce(c.blocking, 0) OR {promotable_predicate("b", "d")}
        OR ({any_of("b.status", {BuildStatus.QUEUED})} AND NOT {gates_predicate("b", "d")}
-           AND {unassigned_predicate("b")}) LIMIT {MOST}
-    """,
+           AND {unassigned_predicate("b")})
+    """
+    ),
 )
 
 # --- what flows up is mended from the bottom ------------------------------------------------------

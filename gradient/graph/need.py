@@ -44,7 +44,9 @@ def out_of_place_predicate(b: str = "b") -> str:
     )
 
 
-def open_closure_cte_body(seeds: str, into: str = "", within: str = "", carried: str = "") -> str:
+def open_closure_cte_body(
+    seeds: str, into: str = "", within: str = "", *, carried: str = "", ends: bool = False
+) -> str:
     """The one walk behind the needs-build mark and naming, as the body of a recursive CTE `reached`.
 
     `seeds` selects the derivations to start from. From each row reached the walk steps over runtime
@@ -52,17 +54,26 @@ def open_closure_cte_body(seeds: str, into: str = "", within: str = "", carried:
     is reached and its build inputs are not. `into` narrows the rows reached (alias `b`) as each is looked
     at, `within` a whole level of them at a time (alias `below`). `carried` is a column of `reached` that
     the rows below take over from those above.
+
+    With `ends` the walk looks whether a row is open only when it comes to step from it: once a row instead
+    of once for each row above, which on a whole graph is three times as fast. `reached` then has rows too
+    that are not open.
     """
     carry = carried and f"reached.{carried}, "
+    last, stop = "b.derivation", "true"
+    join = f"JOIN derivation_build b ON b.derivation = e.dependency AND {open_predicate('b')} {into}"
+    if ends:
+        assert not into
+        last, stop, join = "e.dependency AS derivation", open_predicate("x"), ""
     return f"""
         {seeds}
       UNION
         SELECT {carry}below.derivation FROM reached, LATERAL (
-            SELECT b.derivation FROM derivation_build x
+            SELECT {last} FROM derivation_build x
             JOIN derivation xd ON xd.id = x.derivation
             JOIN derivation_dependency e ON e.derivation = x.derivation AND {steps_over("e", "x", "xd")}
-            JOIN derivation_build b ON b.derivation = e.dependency AND {open_predicate("b")} {into}
-            WHERE x.derivation = reached.derivation OFFSET 0
+            {join}
+            WHERE x.derivation = reached.derivation AND {stop} OFFSET 0
         ) below {within}
     """
 
