@@ -80,6 +80,7 @@ class Walk:
             (3, self.abort),
             (3, self.abort_build),
             (3, self.retry_build),
+            (1, self.heal),
             (8, self.commit_drv),
             (3, self.commit_output),
             (12, self.claim),
