@@ -27,8 +27,8 @@ _FAIL_ABOVE = f"""
             WHERE e.dependency = f.derivation AND {non_passthrough_predicate("b")}
               AND ({any_of("b.status", CASCADE_TARGET)}
                    OR ({any_of("b.status", TERMINAL_SUCCESS)} AND NOT b.fetchable AND {runtime_edge("e")}))
-              {{bound}} OFFSET 0
-        ) above
+            OFFSET 0
+        ) above {{bound}}
     ), targets AS (
         SELECT b.derivation, b.status FROM doomed JOIN derivation_build b USING (derivation)
         WHERE {any_of("b.status", CASCADE_TARGET)}
@@ -54,8 +54,8 @@ REPAIR_DEPENDENCY_FAILED: Final = Statement(
         LEFT JOIN build_job j ON j.evaluation = %(evaluation)s AND j.derivation = x.derivation
         WHERE (j.aborted AND x.status = {int(BuildStatus.ABORTED)})
            OR ({any_of("x.status", TERMINAL_FAILURE)} AND {non_passthrough_predicate("x")})""",
-        # IS TRUE keeps this a look into a hash table.
-        bound="AND (b.derivation IN (SELECT i.derivation FROM closure i)) IS TRUE",
+        # Outside of LATERAL, and IS TRUE: one hash table for the whole walk.
+        bound="WHERE (above.derivation IN (SELECT i.derivation FROM closure i)) IS TRUE",
     ),
 )
 

@@ -54,13 +54,14 @@ REQUEUE_FAILED_CLOSURE: Final = Statement(
       UNION
         SELECT j.derivation FROM build_job j WHERE j.evaluation = %(evaluation)s AND j.aborted
       UNION
-        SELECT e.derivation FROM lasting l
-        JOIN derivation_dependency e ON e.dependency = l.derivation
-        JOIN failed f ON f.derivation = e.derivation
-        WHERE f.status = {int(BuildStatus.DEPENDENCY_FAILED)}
+        SELECT above.derivation FROM lasting l, LATERAL (
+            SELECT e.derivation FROM derivation_dependency e
+            WHERE e.dependency = l.derivation OFFSET 0
+        ) above
+        WHERE (above.derivation IN (SELECT f.derivation FROM failed f
+                                    WHERE f.status = {int(BuildStatus.DEPENDENCY_FAILED)})) IS TRUE
     )
-    SELECT f.derivation FROM failed f
-    WHERE NOT EXISTS (SELECT FROM lasting l WHERE l.derivation = f.derivation)
+    SELECT f.derivation FROM failed f WHERE f.derivation NOT IN (SELECT l.derivation FROM lasting l)
     """,
 )
 # Down from a DependencyFailed build through others that failed so, to the failures they failed through;
@@ -74,18 +75,21 @@ RETRY_BUILD_CLOSURE: Final = Statement(
         SELECT b.derivation, b.status = {int(BuildStatus.DEPENDENCY_FAILED)} AND NOT b.cache_available
         FROM derivation_build b WHERE b.derivation = %(build)s
       UNION
-        SELECT b.derivation, b.status = {int(BuildStatus.DEPENDENCY_FAILED)} AND NOT b.cache_available
-        FROM below w
-        JOIN derivation_dependency e ON e.derivation = w.derivation AND w.passed
-        JOIN derivation_build b ON b.derivation = e.dependency AND {any_of("b.status", REQUEUEABLE)}
+        SELECT lower.* FROM below w, LATERAL (
+            SELECT b.derivation, b.status = {int(BuildStatus.DEPENDENCY_FAILED)} AND NOT b.cache_available
+            FROM derivation_dependency e
+            JOIN derivation_build b ON b.derivation = e.dependency AND {any_of("b.status", REQUEUEABLE)}
+            WHERE e.derivation = w.derivation AND w.passed OFFSET 0
+        ) lower
     ), above (derivation, cause) AS (
         SELECT derivation, true FROM below WHERE NOT passed
       UNION
-        SELECT b.derivation, false FROM above a
-        JOIN derivation_dependency e ON e.dependency = a.derivation
-        JOIN derivation_build b ON b.derivation = e.derivation
-             AND b.status = {int(BuildStatus.DEPENDENCY_FAILED)}
-        WHERE (b.derivation IN (SELECT i.derivation FROM closure i)) IS TRUE
+        SELECT higher.derivation, false FROM above a, LATERAL (
+            SELECT b.derivation FROM derivation_dependency e
+            JOIN derivation_build b ON b.derivation = e.derivation
+            WHERE e.dependency = a.derivation AND b.status = {int(BuildStatus.DEPENDENCY_FAILED)} OFFSET 0
+        ) higher
+        WHERE (higher.derivation IN (SELECT i.derivation FROM closure i)) IS TRUE
     )
     SELECT derivation, bool_or(cause) FROM above GROUP BY derivation
     """,
