@@ -36,7 +36,7 @@ class SharedBuildLock:
 
     def check(self, tx: Transaction, ids: Iterable[int]) -> None:
         """Raise LockNotHeld unless this proof is of `tx` and covers `ids`."""
-        if self.transaction.connection is not tx.connection or self.transaction.now != tx.now:
+        if self.transaction is not tx:
             raise LockNotHeld("the SharedBuildLock belongs to another transaction")
         if not self.ids.issuperset(ids):
             raise LockNotHeld(f"not locked: {sorted(set(ids) - self.ids)[:5]}")

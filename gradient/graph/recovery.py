@@ -18,7 +18,7 @@ from gradient.graph.need import settle_held, skip_unwanted
 from gradient.graph.pg import Connection
 from gradient.graph.predicates import any_of
 from gradient.graph.statements import Statement
-from gradient.graph.transaction import Transaction
+from gradient.graph.transaction import graph_transaction
 from gradient.model import (
     EVALUATION_RUNNING,
     EVALUATION_TERMINAL,
@@ -112,8 +112,7 @@ class Recovered:
 
 async def recover_interrupted_work(connection: Connection, now: datetime) -> Recovered:
     """Close what was open, requeue what was running. All or nothing."""
-    tx = Transaction(connection, now)
-    async with connection.transaction():
+    async with graph_transaction(connection, now) as tx:
         assignments = await tx.run(ABANDON_OPEN, now=now)
         await tx.run(ABORT_RUNNING_ATTEMPTS, now=now)
         builds = await tx.ids(REQUEUE_ALL_BUILDING, now=now)

@@ -1,14 +1,16 @@
 """One transaction of the graph writer, as the functions of this package see it.
 
 Everything in `graph/` that changes the graph takes a `Transaction`: the connection, the time as an
-argument, and the `Moves` it adds to. Only the writer, startup recovery and tests make one.
+argument, and the `Moves` it adds to. `graph_transaction` makes one, under the graph lock: counters that
+are moved by transitions are right in a serial order of transitions only (docs/adr/0023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 
@@ -19,6 +21,10 @@ from gradient.graph.statements import Statement
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+# The advisory lock of whoever moves the graph; 640 is the fold's, 641 the server's.
+GRAPH_LOCK: Final = 642
+TAKE_GRAPH_LOCK: Final = Statement("take_graph_lock", f"SELECT pg_advisory_xact_lock({GRAPH_LOCK})")
 
 
 class Rejected(GraphError):
@@ -68,3 +74,14 @@ class Transaction:
 def ordered(ids: Iterable[int]) -> list[int]:
     """Ids as every statement wants them: distinct and in lock order."""
     return sorted(set(ids))
+
+
+@asynccontextmanager
+async def graph_transaction(connection: Connection, now: datetime) -> AsyncIterator[Transaction]:
+    """A transaction that moves the graph, alone: another one, on whatever connection, waits for its end.
+
+    Also one that a lost writer has left behind in the server. Take no other lock before it.
+    """
+    async with connection.transaction():
+        await execute(connection, TAKE_GRAPH_LOCK)
+        yield Transaction(connection, now)

@@ -25,7 +25,7 @@ from gradient.graph.moves import Moves
 from gradient.graph.pg import Connection, execute, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS, is_content_error, is_retryable
 from gradient.graph.statements import Statement
-from gradient.graph.transaction import Message, Transaction
+from gradient.graph.transaction import Message, Transaction, graph_transaction
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -241,8 +241,7 @@ class GraphWriter:
         self, connection: Connection, *, alone: bool
     ) -> tuple[list[tuple[_Request, Any]], Moves]:
         answers: list[tuple[_Request, Any]] = []
-        tx = Transaction(connection, self.clock())
-        async with connection.transaction():
+        async with graph_transaction(connection, self.clock()) as tx:
             for request in self._taken:
                 apply = self._apply_alone(tx, request.message) if alone else request.message.apply(tx)
                 answers.append((request, await apply))

@@ -25,7 +25,7 @@ from gradient.graph.moves import Moves
 from gradient.graph.nar import CommitNars, Signed
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
-from gradient.graph.transaction import Message, Transaction
+from gradient.graph.transaction import Message, graph_transaction
 from gradient.model import (
     BuildStatus,
     DiscoveredDerivation,
@@ -90,8 +90,7 @@ class World:
 
     async def apply(self, message: Message[T]) -> T:
         self.now += timedelta(seconds=1)
-        tx = Transaction(self.connection, self.now)
-        async with self.connection.transaction():
+        async with graph_transaction(self.connection, self.now) as tx:
             answer = await message.apply(tx)
             await finish_evaluations(tx)
         self.moves = tx.moves
