@@ -158,11 +158,16 @@ UNPROMOTE_UNGATED: Final = Statement(
 PROMOTE_CLOSURE: Final = Statement(
     "promote_closure",
     f"""
+    WITH ready AS (
+        SELECT promotable.derivation FROM build_job named, LATERAL (
+            SELECT b.derivation FROM derivation_build b JOIN derivation d ON d.id = b.derivation
+            WHERE b.derivation = named.derivation AND {promotable_predicate("b", "d")} OFFSET 0
+        ) promotable
+        WHERE named.evaluation = %(evaluation)s
+    )
     UPDATE derivation_build b
     SET status = {int(BuildStatus.QUEUED)}, queued_at = %(now)s, updated_at = %(now)s
-    FROM build_job named, derivation d
-    WHERE named.evaluation = %(evaluation)s AND b.derivation = named.derivation AND d.id = b.derivation
-      AND {promotable_predicate("b", "d")}
+    FROM ready WHERE b.derivation = ready.derivation
     RETURNING b.derivation
     """,
 )

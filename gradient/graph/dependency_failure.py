@@ -30,8 +30,9 @@ _FAIL_ABOVE = f"""
             OFFSET 0
         ) above {{bound}}
     ), targets AS (
-        SELECT b.derivation, b.status FROM doomed JOIN derivation_build b USING (derivation)
-        WHERE {any_of("b.status", CASCADE_TARGET)}
+        SELECT b.derivation, b.status FROM derivation_build b
+        WHERE b.derivation = ANY(ARRAY(SELECT derivation FROM doomed))
+          AND {any_of("b.status", CASCADE_TARGET)}
         ORDER BY b.derivation FOR NO KEY UPDATE OF b
     )
     UPDATE derivation_build b

@@ -101,9 +101,10 @@ IS_CLAIMED: Final = Statement(
 WALK_GAP: Final = Statement(
     "walk_gap",
     """
-    SELECT d.name, d.walked FROM build_job j JOIN derivation d ON d.id = j.derivation
-    WHERE j.evaluation = %(evaluation)s AND (NOT d.walked OR d.unwalked_inputs > 0)
-    ORDER BY d.walked, d.id LIMIT 1
+    SELECT gap.name, gap.walked FROM build_job j, LATERAL (
+        SELECT d.id, d.name, d.walked FROM derivation d
+        WHERE d.id = j.derivation AND (NOT d.walked OR d.unwalked_inputs > 0) OFFSET 0) gap
+    WHERE j.evaluation = %(evaluation)s ORDER BY gap.walked, gap.id LIMIT 1
     """,
 )
 # Whether something it walked was un-walked meanwhile; asked once.
@@ -158,10 +159,13 @@ TO_FINISH: Final = Statement(
 HAS_FAILED: Final = Statement(
     "evaluation_has_failed",
     f"""
+    WITH named AS MATERIALIZED (SELECT derivation FROM build_job WHERE evaluation = %(evaluation)s)
     SELECT EXISTS (SELECT FROM evaluation_message m
                    WHERE m.evaluation = %(evaluation)s AND m.level = {int(MessageLevel.ERROR)})
-        OR EXISTS (SELECT FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
-                   WHERE j.evaluation = %(evaluation)s AND {any_of("b.status", REQUEUEABLE)})
+        OR EXISTS (SELECT FROM named, LATERAL (
+                       SELECT FROM derivation_build b
+                       WHERE b.derivation = named.derivation AND {any_of("b.status", REQUEUEABLE)}
+                       OFFSET 0) failed)
     """,
 )
 IS_LIVE: Final = Statement(
@@ -176,11 +180,13 @@ ENTRY_POINTS_OF: Final = Statement(
 ABORT_UNWANTED: Final = Statement(
     "abort_unwanted_builds",
     f"""
-    WITH doomed AS (
-        SELECT b.derivation, b.status FROM derivation_build b
-        WHERE (b.derivation = ANY(%(lost)s) OR b.derivation IN (
-                   SELECT own.derivation FROM build_job own WHERE own.evaluation = %(evaluation)s))
-          AND NOT b.wanted AND {any_of("b.status", ABORTABLE)}
+    WITH concerned (derivation) AS (
+        SELECT unnest(%(lost)s::bigint[])
+      UNION
+        SELECT own.derivation FROM build_job own WHERE own.evaluation = %(evaluation)s
+    ), doomed AS (
+        SELECT b.derivation, b.status FROM concerned JOIN derivation_build b USING (derivation)
+        WHERE NOT b.wanted AND {any_of("b.status", ABORTABLE)}
           AND NOT ({any_of("b.status", PENDING)} AND {unassigned_predicate("b")} AND EXISTS (
                    SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation
                    WHERE j.derivation = b.derivation AND {live_evaluation("v")}))

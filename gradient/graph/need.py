@@ -88,12 +88,13 @@ _WANTED_FROM_ABOVE = f"""
 # Of the rows of the CTE `area`, those that are wanted: from entry points in it and from wanted rows outside.
 _WANTED_INSIDE = f"""
     wanted_outside AS MATERIALIZED (
-        SELECT DISTINCT e.dependency AS derivation
-        FROM area JOIN derivation_dependency e ON e.dependency = area.derivation
-        JOIN derivation_build x ON x.derivation = e.derivation
-        JOIN derivation xd ON xd.id = x.derivation
-        WHERE x.wanted AND {open_predicate("x")} AND {steps_over("e", "x", "xd")}
-          AND x.derivation NOT IN (SELECT i.derivation FROM area i)
+        SELECT area.derivation FROM area WHERE EXISTS (
+            SELECT FROM derivation_dependency e
+            JOIN derivation_build x ON x.derivation = e.derivation
+            JOIN derivation xd ON xd.id = x.derivation
+            WHERE e.dependency = area.derivation AND x.wanted AND {open_predicate("x")}
+              AND {steps_over("e", "x", "xd")} AND x.derivation NOT IN (SELECT i.derivation FROM area i)
+            OFFSET 0)
     ), reached (derivation) AS (
         {
     open_closure_cte_body(

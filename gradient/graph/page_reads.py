@@ -180,12 +180,18 @@ BLOCKERS: Final = Statement(
     ORDER BY d.id LIMIT {MAX_BLOCKERS}
     """,
 )
+# What waits is looked for among the names of live evaluations: most rows have been done for long.
 QUEUE_SIZES: Final = Statement(
     "page_queue_sizes",
     f"""
     SELECT (SELECT count(*) FROM derivation_build WHERE status = {int(BuildStatus.QUEUED)}),
            (SELECT count(*) FROM derivation_build WHERE status = {int(BuildStatus.BUILDING)}),
-           (SELECT count(*) FROM derivation_build WHERE status = {int(BuildStatus.CREATED)} AND wanted)
+           (SELECT count(DISTINCT waiting.derivation)
+            FROM (SELECT j.derivation FROM evaluation v JOIN build_job j ON j.evaluation = v.id
+                  WHERE {live_evaluation("v")} OFFSET 0) named, LATERAL (
+                SELECT b.derivation FROM derivation_build b
+                WHERE b.derivation = named.derivation AND b.status = {int(BuildStatus.CREATED)} AND b.wanted
+                OFFSET 0) waiting)
     """,
 )
 

@@ -33,11 +33,14 @@ _BELOW_LIVE_NAMES = f"""
     JOIN derivation_build b ON b.derivation = e.dependency AND b.wanted AND {open_predicate("b")}
     WHERE {live_evaluation("v")}
 """
+# Looked up name by name: whoever hopes to meet a blocking row early reads a whole table when there is none.
 EVAL_BLOCKED: Final = Statement(
     "eval_blocked",
     f"""
-    SELECT EXISTS (SELECT FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
-                   WHERE j.evaluation = %(evaluation)s AND {blocks_evaluation("b")})
+    WITH named AS MATERIALIZED (SELECT derivation FROM build_job WHERE evaluation = %(evaluation)s)
+    SELECT EXISTS (SELECT FROM named, LATERAL (
+        SELECT FROM derivation_build b
+        WHERE b.derivation = named.derivation AND {blocks_evaluation("b")} OFFSET 0) blocking)
     """,
 )
 # Failed rows too, which the open walk of need does not enter.

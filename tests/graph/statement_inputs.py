@@ -1,0 +1,207 @@
+"""Values for the parameters of every statement, by name: what each would be given on the graph of
+`big_graph`.
+
+A statement that is new is covered as soon as its parameters have names that stand here. One name that means
+two things gets its other value under the statement's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from gradient.graph.pg import Connection, fetch_all
+from gradient.graph.statements import Statement
+from gradient.model import BuildStatus, EvaluationStatus, FailureKind, JobKind
+from tests.graph.big_graph import BUILT, REVISION
+
+NOW: Final = datetime(2026, 1, 1, tzinfo=UTC)
+# Length of every array: statements unnest several side by side.
+MANY: Final = 20
+# The first pending derivations of the revision at work, its running evaluation, and an attempt that is done.
+PENDING: Final = BUILT + 1
+EVALUATION: Final = 1
+ATTEMPT: Final = BUILT - 500
+
+_IDS = list(range(PENDING, PENDING + 4 * MANY, 4))
+_CLOSURE = list(range(PENDING, REVISION + 1, 3))
+_WORKER = "00000000-0000-0000-0000-000000000001"
+
+# Parameters whose value is the same wherever the graph came from.
+FIXED: Final[Mapping[str, Any]] = {
+    # Sets of derivations.
+    "ids": _IDS,
+    "roots": _IDS,
+    "flipped": _IDS,
+    "frontier": _IDS,
+    "failed": _IDS,
+    "lost": _IDS,
+    "fresh": _IDS[:5],
+    "closure": _CLOSURE,
+    "area": _CLOSURE,
+    "derivations": _IDS,
+    "dependencies": [i - 7 for i in _IDS],
+    "marks": [True] * MANY,
+    "timeouts": [60] * MANY,
+    "silents": [60] * MANY,
+    "sizes": [1000] * MANY,
+    "evaluations": [EVALUATION] * MANY,
+    "assignments": _IDS,
+    # One of each.
+    "derivation": PENDING,
+    "build": PENDING,
+    "evaluation": EVALUATION,
+    "attempt": ATTEMPT,
+    "worker": _WORKER,
+    "worker_name": "w",
+    "cache": 1,
+    "project": 1,
+    "task": None,
+    "direction": 1,
+    # Batches; `walk_derivations` and `commit_cached_paths` each take their columns.
+    "batch": json.dumps(
+        [
+            {
+                "id": i,
+                "architecture": "x86_64-linux",
+                "required_features": [],
+                "prefer_local_build": False,
+                "is_fixed_output": False,
+                "allow_substitutes": True,
+                "ifd": False,
+                "hash": f"{i:032}",
+                "package": "new",
+                "nar_hash": "sha256:0",
+                "nar_size": 1,
+                "file_hash": "sha256:1",
+                "file_size": 1,
+                "references": [],
+                "signature": "key:c2ln",
+            }
+            for i in _IDS
+        ]
+    ),
+    "types": ["doc"] * MANY,
+    "subtypes": ["html"] * MANY,
+    "paths": ["/nix/store/x"] * MANY,
+    "packages": ["package"] * MANY,
+    "outputs": ["out"] * MANY,
+    "attrs": [f"packages.x86_64-linux.new{i}" for i in _IDS],
+    "messages": [f"message {i}" for i in _IDS],
+    "attempts": list(range(1, MANY + 1)),
+    "due": [NOW - timedelta(seconds=60 * i) for i in range(MANY)],
+    "last": MANY,
+    # Status, flags and limits.
+    "status": int(BuildStatus.COMPLETED),
+    "statuses": [int(EvaluationStatus.QUEUED)],
+    "allowed": [int(EvaluationStatus.BUILDING), int(EvaluationStatus.WAITING)],
+    "outcome": 1,
+    "kind": int(JobKind.EVAL),
+    "level": 1,
+    "walk_mode": 0,
+    "limit": 50,
+    "size": 50,
+    "keep": 10,
+    "after": 0,
+    "before": 100,
+    "number": 9999,
+    "key": 12345,
+    "score": 1.0,
+    "cache_available": False,
+    "substituted": False,
+    "fetch_only": False,
+    "goes_on": True,
+    "or_running": True,
+    "oom_killed": False,
+    "distrusted": True,
+    "unstick": True,
+    # Texts.
+    "name": "package",
+    "job": f"eval:{EVALUATION}",
+    "jobs": [f"build:{i}" for i in _IDS],
+    "reason": json.dumps({"kind": "workers"}),
+    "source": "{}",
+    "message": "it broke",
+    "error": "it broke",
+    "timeline": "[]",
+    "repository": "git+https://example.org/x",
+    "commit": "c",
+    "flake_source": None,
+    "wildcards": ["packages.*.*"],
+    "started_by": "somebody",
+    "comment": "why",
+    "rev": "r",
+    "data": b"a line of a log",
+    "index": 1000,
+    "checksum": "c",
+    "now": NOW,
+    "applied_at": NOW,
+    "token": _WORKER,
+    **dict.fromkeys(("seen_at", "fresh_since", "unused_since", "promised_since", "wedged_before"), NOW),
+    "created_before": NOW + timedelta(days=3650),
+    **dict.fromkeys(
+        (
+            "attributes",
+            "failed_attributes",
+            "fetch_ms",
+            "eval_ms",
+            "walk_ms",
+            "peak_rss_mb",
+            "build_time_ms",
+            "peak_ram_mb",
+            "cpu_time_ms",
+            "avg_cpu_pct",
+            "disk_read_bytes",
+            "disk_write_bytes",
+            "concurrent_builds",
+            "build_cores",
+            "cpu_core_score",
+        ),
+        1,
+    ),
+}
+# Where a name means something else: by statement and parameter.
+OTHERWISE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "close_attempt": {"reason": int(FailureKind.PERMANENT)},
+    "first_ids": {"project": "main", "cache": "main"},
+    "insert_evaluation": {"project": "main"},
+    "ensure_api_token": {"hash": b"token"},
+    "ensure_worker_registration": {"hash": b"token"},
+    "find_api_token": {"hash": b"token"},
+    "set_evaluation_stats": {"derivations": 1},
+    "set_evaluation_status": {"status": int(EvaluationStatus.COMPLETED)},
+}
+# What the graph knows by name: read from it.
+_KNOWN: Final = f"""
+    SELECT array_agg(d.hash ORDER BY d.id), array_agg(d.name ORDER BY d.id), min(d.hash)
+    FROM derivation d WHERE d.id IN ({", ".join(map(str, _IDS))})
+"""
+_OPEN: Final = "SELECT min(id) FROM dispatched_job WHERE finished_at IS NULL"
+_STORED: Final = f"SELECT file_hash FROM cached_path WHERE hash = md5('out' || {ATTEMPT})"
+
+
+# The parameters that come from there.
+READ: Final = ("hashes", "names", "hash", "assignment", "file_hash")
+
+
+class NoValue(LookupError):
+    """A parameter that nobody has given a value here."""
+
+
+async def read_inputs(connection: Connection) -> Mapping[str, Any]:
+    """The values, those that the graph has to say included."""
+    ((hashes, names, hash_part),) = await fetch_all(connection, _KNOWN)
+    ((assignment,),) = await fetch_all(connection, _OPEN)
+    ((file_hash,),) = await fetch_all(connection, _STORED)
+    return {**FIXED, **dict(zip(READ, (hashes, names, hash_part, assignment, file_hash), strict=True))}
+
+
+def inputs_of(statement: Statement, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of one statement. Raises NoValue."""
+    own = OTHERWISE.get(statement.name, {})
+    missing = [name for name in statement.parameters if name not in own and name not in inputs]
+    if missing:
+        raise NoValue(f"{statement.name}: give {', '.join(missing)} a value in statement_inputs.py")
+    return {name: own.get(name, inputs.get(name)) for name in statement.parameters}

@@ -1,0 +1,165 @@
+"""The plan gate: no statement of the program reads a large table whole, or costs more in a larger graph.
+
+Each named statement runs on two graphs (`big_graph`) that differ in their history alone, planned for its
+values and planned for all, and is undone. What it reads whole, and how many more pages it looks at in the
+larger graph, is the finding. The bounded set compares 25,000 derivations with 100,000; `scripts/test --full`
+goes on to 200,000 derivations and 1.2 million edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+import psycopg
+import pytest
+import trio
+
+from gradient.graph.pg import Connection, execute, fetch_value
+from gradient.graph.statements import Statement, all_statements
+from tests.conftest import Databases
+from tests.graph.big_graph import Size, fill
+from tests.graph.plans import Catalog, Planned, explain
+from tests.graph.statement_inputs import FIXED, READ, NoValue, inputs_of, read_inputs
+
+# Four times the history may cost so much more: a level of an index here and there, and tables joined in
+# another order. What grows with the table is four times as dear.
+GROWTH: Final = 2.5
+SLACK: Final = 60  # pages
+
+# Statements that may read a large table whole. Those of the first kind still cost no more than their input.
+_NAMES = (
+    "its input is the names of an evaluation, thousands: reading the table can be cheaper than as many looks"
+)
+_CHECK = "the consistency check, on a connection of its own: its input is the table (docs/adr/0019)"
+_GARBAGE = "the keep set of the garbage collection: its input is the table"
+WHOLE_FOR_LARGE_INPUT: Final[Mapping[str, str]] = {
+    "aborted_builds_of_evaluation": _NAMES,
+    "adopt_pending_closure": _NAMES,
+    "blocking_kinds": _NAMES,
+    "page_builds_of_evaluation": _NAMES,
+    "page_named_builds": _NAMES,
+    "recount_evaluations": _NAMES,
+    "unfetchable_closure": _NAMES,
+}
+TABLE_IS_THE_INPUT: Final[Mapping[str, str]] = {
+    "can_start_drift": _CHECK,
+    "fetchable_drift": _CHECK,
+    "missing_runtime_deps_drift": _CHECK,
+    "open_names": _CHECK,
+    "skipped_drift": _CHECK,
+    "unwalked_inputs_drift": _CHECK,
+    "wanted_drift": _CHECK,
+    "wanted_in_doubt": _CHECK,
+    "orphan_derivations": _GARBAGE,
+}
+
+
+@attrs.frozen
+class Graphs:
+    """Two databases with graphs of these sizes."""
+
+    small: str
+    large: str
+    size: Size
+
+
+def graphs(databases: Databases, template: str, small: Size, large: Size) -> Iterator[Graphs]:
+    with databases.fresh(template) as (_, small_url), databases.fresh(template) as (_, large_url):
+        trio.run(fill, small_url, small)
+        trio.run(fill, large_url, large)
+        yield Graphs(small_url, large_url, large)
+
+
+@pytest.fixture(scope="module")
+def bounded(databases: Databases, template: str) -> Iterator[Graphs]:
+    yield from graphs(databases, template, Size(2), Size(8))
+
+
+@pytest.fixture(scope="module")
+def full(databases: Databases, template: str) -> Iterator[Graphs]:
+    yield from graphs(databases, template, Size(4), Size(16))
+
+
+@attrs.frozen
+class Findings:
+    """What is wrong with statements, and which ones read a large table whole."""
+
+    wrong: dict[str, str] = attrs.field(factory=dict)
+    whole: dict[str, str] = attrs.field(factory=dict)
+
+
+async def findings(graphs: Graphs, statements: tuple[Statement, ...]) -> Findings:
+    """Run each statement on both graphs."""
+    found = Findings()
+    async with (
+        await Connection.connect(graphs.small) as small,
+        await Connection.connect(graphs.large) as large,
+    ):
+        catalog = await Catalog.read(large)
+        assert {"derivation", "derivation_dependency", "derivation_build"} <= catalog.large
+        inputs = await read_inputs(small)
+        assert inputs == await read_inputs(large)
+        for statement in statements:
+            try:
+                values = inputs_of(statement, inputs)
+                for planned in Planned:
+                    input_costs = await explain(small, statement, values, planned, by_index=True)
+                    plan = await explain(large, statement, values, planned)
+                    if whole := plan.whole_tables(catalog):
+                        found.whole[statement.name] = f"{planned.name}: {', '.join(sorted(whole))}"
+                    if plan.pages > input_costs.pages * GROWTH + SLACK:
+                        found.wrong[statement.name] = f"{planned.name}: {input_costs.pages} -> {plan.pages}"
+            except (NoValue, psycopg.Error) as error:
+                found.wrong[statement.name] = str(error)
+    return found
+
+
+def faults(found: Findings) -> dict[str, str]:
+    """What no exception covers."""
+    wrong = {name: what for name, what in found.wrong.items() if name not in TABLE_IS_THE_INPUT}
+    excused = {**WHOLE_FOR_LARGE_INPUT, **TABLE_IS_THE_INPUT}
+    return {name: f"reads whole {what}" for name, what in found.whole.items() if name not in excused} | wrong
+
+
+async def test_no_statement_costs_more_in_a_larger_graph(bounded: Graphs) -> None:
+    assert faults(await findings(bounded, all_statements())) == {}
+
+
+@pytest.mark.full
+async def test_no_statement_costs_more_with_200_000_derivations(full: Graphs) -> None:
+    async with await Connection.connect(full.large) as connection:
+        assert await fetch_value(connection, "SELECT count(*) FROM derivation") == 200_000
+        assert await fetch_value(connection, "SELECT count(*) FROM derivation_dependency") >= 1_200_000
+    assert faults(await findings(full, all_statements())) == {}
+
+
+async def test_the_gate_finds_what_it_is_there_for(bounded: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradient.graph.statements._REGISTRY", {})
+    bad = (
+        Statement("whole", "SELECT count(*) FROM derivation WHERE name = %(name)s"),
+        Statement("whole_index", "SELECT count(*) FROM derivation_dependency"),
+        Statement("whole_join", "SELECT d.id FROM derivation d, build_job j WHERE d.id + 0 = j.derivation"),
+        Statement("grows", "SELECT count(*) FROM derivation_dependency WHERE dependency > %(build)s"),
+        Statement("by_foreign_key", "DELETE FROM derivation WHERE id = %(build)s"),
+        Statement("unknown", "SELECT %(nobody_knows_this)s::text"),
+    )
+    good = Statement("fine", "SELECT count(*) FROM derivation WHERE id = ANY(%(ids)s)")
+    async with await Connection.connect(bounded.large) as connection:
+        await execute(connection, "DROP INDEX entry_point_derivation")  # as if a reference had none
+    found = faults(await findings(bounded, (*bad, good)))
+    assert set(found) == {statement.name for statement in bad}
+    assert "nobody_knows_this" in found["unknown"]
+
+
+def test_every_exception_is_of_a_statement_there_is() -> None:
+    exceptions = set(WHOLE_FOR_LARGE_INPUT) | set(TABLE_IS_THE_INPUT)
+    assert exceptions - {statement.name for statement in all_statements()} == set()
+
+
+def test_every_parameter_has_a_value() -> None:
+    """Here without a database: a new statement is in the gate as soon as this passes."""
+    known = {**FIXED, **dict.fromkeys(READ)}
+    for statement in all_statements():
+        inputs_of(statement, known)
