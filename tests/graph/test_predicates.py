@@ -114,6 +114,14 @@ async def test_what_is_open_and_what_is_a_builder(connection: Connection) -> Non
         assert await truth(connection, predicates.builder_predicate("b", "b"), columns) is builder
 
 
+@pytest.mark.parametrize(("walked", "unwalked"), itertools.product((False, True), (0, 1, 2)))
+async def test_what_is_recorded_is_walked_to_its_leaves(
+    connection: Connection, walked: bool, unwalked: int
+) -> None:
+    columns = f"{walked} AS walked, {unwalked} AS unwalked_inputs"
+    assert await truth(connection, predicates.recorded_predicate("b"), columns) is (walked and unwalked == 0)
+
+
 def body(name: str) -> str:
     text = (SCHEMA / "0002_functions.sql").read_text()
     return text[text.index(f"FUNCTION {name}(") :].split("END $$", 1)[0]

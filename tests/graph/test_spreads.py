@@ -1,0 +1,183 @@
+"""The spreads move by transitions: what does not flip moves nothing, and a flip moves each row above by its
+edges.
+
+Source: seed "Queueing and Counters" (Start Condition Columns, Queued Invariant, Skipped and Thaw).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from gradient.graph.can_start import became_fetchable, lost_fetchability, seed_blocking_deps
+from gradient.graph.locks import lock_shared_builds
+from gradient.graph.need import WRITE_NEED, skip_unwanted, thaw_wanted
+from gradient.graph.pg import Connection, execute, fetch_all
+from gradient.graph.transaction import graph_transaction
+from gradient.model import BuildStatus, OutputPath
+from tests.graph.world import START, World, nar, out
+
+S = BuildStatus
+
+
+@pytest.fixture
+async def world(connection: Connection) -> World:
+    world = World(connection)
+    await world.setup()
+    return world
+
+
+async def built(world: World) -> int:
+    """`top` above `a` and `b`, which are built."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["a", "b"], "a": [], "b": []}, entries=["top"])
+    await world.build("a")
+    await world.build("b")
+    assert await world.status("top") is S.QUEUED
+    return evaluation
+
+
+async def ids(world: World, *names: str) -> list[int]:
+    return [await world.id(name) for name in names]
+
+
+async def blocking(world: World, name: str = "top") -> int:
+    query = "SELECT blocking_deps FROM derivation_build WHERE derivation = %s"
+    return int(await world.value(query, await world.id(name)))
+
+
+async def evict(world: World, names: Collection[str]) -> list[int]:
+    """Take outputs away and spread it; the rows that flipped."""
+    rows = await ids(world, *names)
+    async with graph_transaction(world.connection, START) as tx:
+        lock = await lock_shared_builds(tx, rows)
+        await execute(
+            world.connection,
+            "UPDATE derivation_output SET is_cached = false WHERE derivation = ANY(%(ids)s)",
+            {"ids": rows},
+        )
+        flipped = await lost_fetchability(tx, lock, rows)
+        world.moves = tx.moves
+    return flipped
+
+
+async def restore(world: World, names: Collection[str]) -> list[int]:
+    """The way back."""
+    rows = await ids(world, *names)
+    async with graph_transaction(world.connection, START) as tx:
+        lock = await lock_shared_builds(tx, rows)
+        await execute(
+            world.connection,
+            "UPDATE derivation_output SET is_cached = true WHERE derivation = ANY(%(ids)s)",
+            {"ids": rows},
+        )
+        return await became_fetchable(tx, lock, rows)
+
+
+async def test_a_flag_that_is_right_moves_nothing(world: World) -> None:
+    await built(world)
+    assert await restore(world, ["a", "b"]) == []
+    assert await blocking(world) == 0
+    assert await evict(world, ["top"]) == []
+    await world.check()
+
+
+async def test_a_flip_moves_by_every_edge_and_the_way_back_is_the_same(world: World) -> None:
+    await built(world)
+    assert sorted(await evict(world, ["a", "b"])) == sorted(await ids(world, "a", "b"))
+    assert await blocking(world) == 2
+    assert await world.status("top") is S.CREATED
+    assert [(c.old, c.new) for c in world.moves.builds.values()] == [(S.QUEUED, S.CREATED)]
+    # Twice is not a transition.
+    assert await evict(world, ["a", "b"]) == []
+    assert await blocking(world) == 2
+    assert len(await restore(world, ["a", "b"])) == 2
+    assert await blocking(world) == 0
+    assert await world.status("top") is S.QUEUED
+    await world.check()
+
+
+async def test_one_of_two_inputs_lost_and_back(world: World) -> None:
+    await built(world)
+    await evict(world, ["a"])
+    assert (await blocking(world), await world.status("top")) == (1, S.CREATED)
+    await restore(world, ["a"])
+    assert (await blocking(world), await world.status("top")) == (0, S.QUEUED)
+
+
+async def test_a_job_that_is_out_goes_on_without_its_input(world: World) -> None:
+    await built(world)
+    assert await world.claim("top") is not None
+    await evict(world, ["a"])
+    assert (await blocking(world), await world.status("top")) == (1, S.QUEUED)
+    assert world.moves.builds == {}
+
+
+async def test_what_is_out_is_not_done_before_its_report(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"a": [], "b": []}, entries=["a", "b"])
+    assert await world.claim("a") is not None
+    await world.commit(nar(out("a")), nar(out("b")))
+    assert (await world.status("a"), await world.status("b")) == (S.QUEUED, S.SUBSTITUTED)
+    await world.check()
+
+
+async def test_a_passthrough_stays_queued_without_its_inputs(world: World) -> None:
+    await built(world)
+    await execute(world.connection, "UPDATE derivation_build SET cache_available = true WHERE status = 1")
+    await evict(world, ["a"])
+    assert (await blocking(world), await world.status("top")) == (1, S.QUEUED)
+
+
+async def test_an_input_without_a_shared_build_blocks(world: World) -> None:
+    await built(world)
+    top, a = await ids(world, "top", "a")
+    await execute(world.connection, f"DELETE FROM derivation_build WHERE derivation = {a}")
+    async with graph_transaction(world.connection, START) as tx:
+        await seed_blocking_deps(tx, await lock_shared_builds(tx, [top]), [top])
+    assert await blocking(world) == 1
+
+
+async def test_a_mark_that_is_right_is_not_written(world: World) -> None:
+    await built(world)
+    top, a = await ids(world, "top", "a")
+    given = {"ids": [top, a], "marks": [True, False]}
+    await execute(
+        world.connection, f"UPDATE derivation_build SET wanted = true WHERE derivation IN ({top}, {a})"
+    )
+    assert await fetch_all(world.connection, WRITE_NEED, given) == [(a, False)]
+    assert await fetch_all(world.connection, WRITE_NEED, given) == []
+
+
+async def test_an_entry_point_that_is_wanted_by_itself_is_never_skipped(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"a": [], "b": []}, entries=["a"])
+    await execute(world.connection, "UPDATE derivation_build SET status = 0, wanted = false")
+    async with graph_transaction(world.connection, START) as tx:
+        await skip_unwanted(tx, await ids(world, "a", "b"))
+    assert (await world.status("a"), await world.status("b")) == (S.CREATED, S.SKIPPED)
+
+
+@pytest.mark.parametrize("status", [S.SKIPPED, S.ABORTED])
+async def test_a_thaw_begins_anew(world: World, status: BuildStatus) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"a": []}, entries=["a"])
+    await execute(world.connection, f"UPDATE derivation_build SET status = {int(status)}, attempt = 2")
+    async with graph_transaction(world.connection, START) as tx:
+        await thaw_wanted(tx, await ids(world, "a"))
+    assert await world.status("a") is S.QUEUED
+    assert await world.value("SELECT attempt FROM derivation_build") == 0
+
+
+async def test_a_queued_build_whose_output_refers_to_what_is_missing_leaves_the_queue(world: World) -> None:
+    evaluation = await world.evaluation()
+    outputs = (OutputPath("out", out("top")), OutputPath("dev", out("top", "dev")))
+    await world.record(evaluation, {"late": []}, entries=["late"])
+    await world.record(evaluation, {"top": []}, entries=["top"], outputs=outputs)
+    assert await world.status("top") is S.QUEUED
+    await world.commit(nar(out("top"), [out("late")]))
+    await world.check()
+    assert await world.status("top") is S.CREATED
+    await world.build("late")
+    assert await world.status("top") is S.QUEUED
