@@ -24,11 +24,11 @@ from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction
 from gradient.model import TERMINAL_FAILURE, TERMINAL_SUCCESS, BuildStatus
 
-# In hash order. A row made since `seen_at` is not the one that somebody has complained about.
+# In hash order. A row made after `seen_at` is not the one that somebody has complained about.
 LOCK_CACHED_PATHS: Final = Statement(
     "lock_cached_paths",
     """
-    SELECT p.hash, coalesce(p.created_at >= %(seen_at)s, false) FROM cached_path p
+    SELECT p.hash, coalesce(p.created_at > %(seen_at)s, false) FROM cached_path p
     WHERE p.hash = ANY(%(hashes)s) ORDER BY p.hash FOR UPDATE
     """,
 )

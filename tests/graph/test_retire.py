@@ -133,6 +133,19 @@ async def test_what_nobody_wants_is_not_built_again(world: World) -> None:
     await world.check()
 
 
+async def test_what_was_never_wanted_is_skipped_again(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.commit(nar(out("app")))
+    await world.record(evaluation, {"app": ["lib"], "lib": []}, entries=["app"])
+    await world.end_stream(evaluation)
+    assert await world.statuses() == {"app": S.SUBSTITUTED, "lib": S.SKIPPED}
+    await world.commit(nar(out("lib")))
+    assert await world.status("lib") is S.SUBSTITUTED
+    await retire(world, "lib")
+    assert await world.status("lib") is S.SKIPPED
+    await world.check()
+
+
 async def test_an_aborted_evaluation_wants_nothing_back(world: World) -> None:
     evaluation = await world.evaluation()
     await world.record(evaluation, GRAPH, entries=["app"])
@@ -404,6 +417,19 @@ async def test_nothing_above_an_unwalked_derivation_is_known(world: World) -> No
     await world.record(evaluation, GRAPH, entries=["app"])
     assert await world.value(known) == sorted(GRAPH)
     assert await world.status("gcc") is S.QUEUED
+    await world.check()
+
+
+async def test_an_unwalked_derivation_leaves_the_queue(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"a": [], "b": []}, entries=["a", "b"])
+    await world.start("b")
+    await world.apply(Unwalk((await world.id("a"), await world.id("b"))))
+    assert (await world.status("a"), await world.status("b")) == (S.CREATED, S.BUILDING)
+    assert world.moves.unqueued == [await world.id("a")]
+    await world.check()
+    await world.record(evaluation, {"a": [], "b": []}, entries=["a", "b"])
+    assert await world.status("a") is S.QUEUED
     await world.check()
 
 
