@@ -175,6 +175,28 @@ async def test_what_others_wait_for_is_adopted_and_keeps_its_place(world: World)
     await world.check()
 
 
+async def test_what_nobody_names_any_more_leaves_the_queue(world: World) -> None:
+    """An ended evaluation wants it, and adopts nothing."""
+    first = await evaluated(world, CHAIN, ["top"])
+    for name, below in (("low", ()), ("mid", ("low",)), ("top", ("mid", "low"))):
+        await world.build(name, below)
+    second = await pruned(world, ["top"])
+    assert await names_of(world, second) == {"top"}
+    await world.apply(Retire("low"))
+    assert await world.status("low") is S.QUEUED
+    await world.apply(CollectEvaluations((first,)))
+    assert await world.status("low") is S.CREATED
+    assert world.moves.unqueued == [await world.id("low")]
+    await world.check()
+    # The next evaluation names it, and it goes on.
+    third = await evaluated(world, {"user": ["top"]}, ["user"])
+    assert "low" in await names_of(world, third)
+    assert await world.status("low") is S.QUEUED
+    await build_all(world, "low", "user")
+    assert await world.evaluation_status(third) is EvaluationStatus.COMPLETED
+    await world.check()
+
+
 async def test_without_an_open_name_nothing_is_adopted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     first = await evaluated(world, CHAIN, ["top"])
     await build_all(world, "low", "mid", "top")

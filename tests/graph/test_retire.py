@@ -11,6 +11,7 @@ import pytest
 from gradient.graph.builds import BuildFailed, RetryTransient
 from gradient.graph.demote import DemoteCacheClaim, DemoteMissingNar, DemotePath
 from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.failure import RetryLimits
 from gradient.graph.pg import Connection
 from gradient.graph.retire import Retired, reopen, retire_cached_paths
 from gradient.graph.transaction import Transaction
@@ -360,6 +361,23 @@ async def test_three_losses_are_enough(world: World) -> None:
     assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED
     # Nobody needs it now; its entry point has failed.
     assert await world.status("lib") is S.SKIPPED
+
+
+async def test_an_input_is_not_made_again_once_that_has_helped_nobody(world: World) -> None:
+    """The breaker is open after as many losses as are set: the next is final, and mends nothing."""
+    limits = RetryLimits(max_attempts=10, inputs_unavailable_max_loops=1)
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"app": ["lib"], "lib": []}, entries=["app", "lib"])
+    for status, lib in ((S.FAILED_TRANSIENT, S.QUEUED), (S.FAILED_PERMANENT, S.COMPLETED)):
+        await world.build("lib")
+        world.now += timedelta(hours=1)
+        await world.apply(RetryTransient(limits))
+        await world.start("app")
+        kind = FailureKind.INPUTS_UNAVAILABLE
+        message = BuildFailed(world.open.pop("app"), kind, "gone", limits, missing_paths=(hash_part("lib"),))
+        await world.apply(message)
+        assert (await world.status("app"), await world.status("lib")) == (status, lib)
+        await world.check()
 
 
 async def test_an_input_that_only_another_evaluation_named_is_adopted(world: World) -> None:
