@@ -45,8 +45,8 @@ CASCADE_DEPENDENCY_FAILED: Final = Statement(
     _FAIL_ABOVE.format(closure="", seeds="SELECT unnest(%(failed)s::bigint[])", bound=""),
 )
 # Within one closure, from every lasting failure and every build the evaluation aborted. The closure may be
-# larger than what the evaluation names: a pruned subtree has its interior unnamed. A failure that a cache
-# has meanwhile is none, and an abort counts until the build is wanted again.
+# larger than what the evaluation names: a pruned subtree has its interior unnamed. A passthrough that could
+# not be fetched for good is a failure like any other, and an abort counts until the build is wanted again.
 REPAIR_DEPENDENCY_FAILED: Final = Statement(
     "repair_dependency_failed",
     _FAIL_ABOVE.format(
@@ -54,7 +54,7 @@ REPAIR_DEPENDENCY_FAILED: Final = Statement(
         seeds=f"""SELECT x.derivation FROM closure JOIN derivation_build x USING (derivation)
         LEFT JOIN build_job j ON j.evaluation = %(evaluation)s AND j.derivation = x.derivation
         WHERE (j.aborted AND x.status = {int(BuildStatus.ABORTED)})
-           OR ({any_of("x.status", TERMINAL_FAILURE)} AND {non_passthrough_predicate("x")})""",
+           OR {any_of("x.status", TERMINAL_FAILURE)}""",
         # Outside of LATERAL, and IS TRUE: one hash table for the whole walk.
         bound="WHERE (above.derivation IN (SELECT i.derivation FROM closure i)) IS TRUE",
     ),

@@ -156,6 +156,7 @@ TO_FINISH: Final = Statement(
                                              WHERE x.evaluation = v.id), 0) <= 0
     """,
 )
+# No row before the stream has ended: one that waits for a worker meanwhile has nothing to finish yet.
 HAS_FAILED: Final = Statement(
     "evaluation_has_failed",
     f"""
@@ -166,6 +167,7 @@ HAS_FAILED: Final = Statement(
                        SELECT FROM derivation_build b
                        WHERE b.derivation = named.derivation AND {any_of("b.status", REQUEUEABLE)}
                        OFFSET 0) failed)
+    FROM evaluation v WHERE v.id = %(evaluation)s AND v.building_started_at IS NOT NULL
     """,
 )
 IS_LIVE: Final = Statement(
@@ -485,6 +487,8 @@ async def check_evaluation_done(tx: Transaction, evaluation: int) -> bool:
     if counters is None or counters.active > 0 or await eval_blocked(tx, evaluation):
         return False
     failed = await tx.value(HAS_FAILED, evaluation=evaluation)
+    if failed is None:
+        return False
     verdict = EvaluationStatus.FAILED if failed else EvaluationStatus.COMPLETED
     return await set_status(tx, evaluation, verdict, AFTER_EVALUATION)
 

@@ -308,6 +308,8 @@ async def settle_aborted(tx: Transaction, ids: Collection[int]) -> None:
         changes = [BuildChange(i, BuildStatus.ABORTED, BuildStatus(new)) for i, new in rows]
         tx.moves.change(changes)
         await _wait_again(tx, [c.derivation for c in changes if c.new is BuildStatus.CREATED])
+        # An Aborted row stays one when its last NAR lands; a Skipped one does not.
+        await settle_held(tx, [c.derivation for c in changes if c.new is BuildStatus.SKIPPED])
 
 
 async def update_and_settle_need(

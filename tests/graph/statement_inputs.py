@@ -110,6 +110,7 @@ FIXED: Final[Mapping[str, Any]] = {
     "key": 12345,
     "score": 1.0,
     "cache_available": False,
+    "served": [True, False] * (MANY // 2),
     "substituted": False,
     "fetch_only": False,
     "goes_on": True,

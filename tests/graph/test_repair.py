@@ -260,6 +260,17 @@ async def test_an_abort_is_no_failure_of_an_evaluation_that_needed_nothing(world
     assert await world.evaluation_status(second) is EvaluationStatus.COMPLETED
 
 
+async def test_what_was_aborted_and_is_held_needs_no_build(world: World) -> None:
+    """Its NAR came while it was aborted; the second names it and has no need for it."""
+    first, second = await world.evaluation(), await world.evaluation()
+    await world.record(first, {"tool": []}, entries=["tool"])
+    await world.apply(AbortEvaluation(first, "by a person"))
+    await world.commit(nar(out("tool")), nar(out("held")))
+    await world.record(second, {"held": ["tool"], "x": ["tool"]}, entries=["held"])
+    await world.check()
+    assert await world.status("tool") is BuildStatus.SUBSTITUTED
+
+
 async def test_a_retry_that_nobody_wants_any_more_is_skipped(world: World) -> None:
     evaluation = await world.evaluation()
     await world.record(evaluation, {"top": ["flaky", "bad"], "flaky": [], "bad": [], "x": []}, ["top", "x"])

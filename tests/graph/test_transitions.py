@@ -502,6 +502,14 @@ async def test_failing_an_evaluation_stops_its_job_and_keeps_its_builds(world: W
     assert await world.value("SELECT count(*) FROM evaluation_message") == 1
 
 
+async def test_an_evaluation_that_waits_for_a_worker_has_nothing_to_finish(world: World) -> None:
+    """Its counters say zero, because its walk has not come to anything yet."""
+    evaluation = await world.evaluation()
+    await world.apply(LoseWorker(WORKER))
+    assert not await world.apply(FinishEvaluation(evaluation))
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.WAITING
+
+
 async def test_a_park_moves_only_what_it_was_judged_on(world: World) -> None:
     evaluation, assignment = await new(world)
     reason = {"kind": "eval_workers", "capability": "fetch", "connected_workers": 0}
