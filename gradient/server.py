@@ -189,6 +189,7 @@ class Server:
             ("waiting state", scheduler.refresh_waiting_state, TICK, scheduler.waiting_moved),
             ("transient retries", scheduler.retry_transient, TICK, None),
             ("resync", scheduler.resync, RESYNC, None),
+            ("unconfirmed aborts", scheduler.abandon_unconfirmed, RESYNC, None),
             ("missing objects", files.look_for_suspected, RESYNC, files.missed),
             ("object removal", files.remove_retired, REMOVALS, None),
         ):

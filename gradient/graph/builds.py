@@ -434,7 +434,7 @@ class ReturnAssignment:
         if job.evaluation is not None and job.kind is JobKind.EVAL:
             await requeue_evaluation(tx, job.evaluation)
         elif job.derivation is not None:
-            await _requeue_builds(tx, [job.derivation])
+            await requeue_builds(tx, [job.derivation])
 
 
 @attrs.frozen
@@ -464,13 +464,13 @@ async def _lose(tx: Transaction, assignments: Collection[int]) -> None:
     closed = await abandon_assignments(tx, assignments)
     await tx.run(LOSE_ATTEMPTS, assignments=[i for i, *_ in closed], now=tx.now)
     builds = [derivation for _, kind, _, derivation in closed if kind is JobKind.BUILD and derivation]
-    await _requeue_builds(tx, ordered(builds))
+    await requeue_builds(tx, ordered(builds))
     await _give_up_lost(tx, builds)
     evaluations = [e for _, kind, e, _ in closed if kind is JobKind.EVAL and e is not None]
     await lose_evaluations(tx, evaluations)
 
 
-async def _requeue_builds(tx: Transaction, builds: Collection[int]) -> None:
+async def requeue_builds(tx: Transaction, builds: Collection[int]) -> None:
     """Back for others: what a worker had, whether it had begun or not."""
     if not builds:
         return

@@ -44,6 +44,8 @@ class Moves:
     returned: set[str] = attrs.field(factory=set)
     # Hash parts of cached paths whose objects somebody could not get: to be looked for.
     suspected: set[str] = attrs.field(factory=set)
+    # Assignments that were closed without their worker: its session forgets the job.
+    dropped: set[int] = attrs.field(factory=set)
     # Shared builds whose loss of need, or end, may finish an evaluation. Emptied before the commit.
     unsettled: set[int] = attrs.field(factory=set)
 
@@ -65,6 +67,7 @@ class Moves:
         self.aborts += later.aborts
         self.returned |= later.returned
         self.suspected |= later.suspected
+        self.dropped |= later.dropped
 
     @property
     def queued(self) -> list[int]:
@@ -86,4 +89,5 @@ class Moves:
             or self.aborts
             or self.returned
             or self.suspected
+            or self.dropped
         )

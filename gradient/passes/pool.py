@@ -6,7 +6,7 @@ A worker's session owns its `Worker`; the passes read it and wake it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from uuid import UUID
 
@@ -138,6 +138,13 @@ class WorkerPool:
     def holder(self, job_id: str) -> Worker | None:
         """The worker that runs a job."""
         return next((worker for worker in self if job_id in worker.jobs), None)
+
+    def drop(self, assignments: Collection[int]) -> None:
+        """These assignments are closed, whatever their workers still do: their slots are free."""
+        for worker in self:
+            for job in [job for job in worker.jobs.values() if job.assignment in assignments]:
+                del worker.jobs[job.job_id]
+                worker.wake.set()
 
     def forget_candidate(self, job_id: str) -> None:
         """A job is pending no more: nobody's answer about it counts."""

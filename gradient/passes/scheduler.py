@@ -32,6 +32,7 @@ from gradient.graph.heal import Repair
 from gradient.graph.moves import Moves
 from gradient.graph.pg_errors import is_content_error
 from gradient.graph.pg_pool import Pool
+from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.graph.writer import GraphWriter
 from gradient.model import EvaluationStatus, JobKind
 from gradient.nursery.kick import Kick
@@ -96,6 +97,7 @@ class Scheduler:
 
     def moved(self, moves: Moves) -> None:
         """Take what a transaction moved. Never blocks."""
+        self.pool.drop(moves.dropped)
         for derivation in moves.unqueued:
             self._drop(f"build:{derivation}")
         returned = [int(key.removeprefix("build:")) for key in moves.returned if key.startswith("build:")]
@@ -157,6 +159,10 @@ class Scheduler:
     async def retry_transient(self) -> None:
         """Queue the transient failures whose backoff is over."""
         await self.writer.submit(RetryTransient(self.limits))
+
+    async def abandon_unconfirmed(self) -> None:
+        """Close what workers were told to stop and never confirmed."""
+        await self.writer.submit(AbandonUnconfirmed())
 
     async def resync(self) -> None:
         """Re-read what is Queued: moves nothing, catches what memory lost."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted
@@ -10,6 +12,7 @@ from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, FailEv
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
+from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import (
     ABORTABLE,
     USER_RETRYABLE,
@@ -387,6 +390,37 @@ async def test_a_retry_waits_until_the_worker_has_stopped(world: World) -> None:
     for name in ("bad", "good", "mid", "top"):
         await world.build(name)
     assert await world.evaluation_status(evaluation) is E.COMPLETED
+
+
+async def test_or_until_nobody_waits_for_the_worker_any_more(world: World) -> None:
+    await building(world, CHAIN, "top")
+    await world.start("bad")
+    await world.abort_build("bad")
+    world.now += timedelta(minutes=4)
+    assert await world.apply(AbandonUnconfirmed()) == 0
+    world.now += timedelta(minutes=1)
+    assert await world.apply(AbandonUnconfirmed()) == 1
+    assert world.moves.dropped == {world.open["bad"]}
+    outcomes = "SELECT array_agg(ARRAY[outcome, coalesce(reason, -1)]) FROM build_attempt"
+    assert await world.value(outcomes) == [[4, -1]]
+    await world.retry_build("bad")
+    await world.confirm_abort("bad")  # too late: its assignment is closed
+    await world.check()
+    assert await world.status("bad") is B.QUEUED
+
+
+async def test_what_was_wanted_again_goes_to_others_then(world: World) -> None:
+    first = await building(world, CHAIN, "top")
+    await world.start("bad")
+    await world.apply(AbortEvaluation(first, "by a person"))
+    await building(world, CHAIN, "top")
+    assert await world.status("bad") is B.QUEUED
+    assert await world.claim("bad") is None
+    world.now += timedelta(minutes=5)
+    assert await world.apply(AbandonUnconfirmed()) == 1
+    assert world.moves.returned == {f"build:{await world.id('bad')}"}
+    await world.build("bad")
+    await world.check()
 
 
 @pytest.mark.parametrize("status", sorted(set(BuildStatus) - USER_RETRYABLE))

@@ -35,6 +35,7 @@ from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
 from gradient.graph.recovery import recover_interrupted_work
+from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import (
     EVALUATION_TERMINAL,
     BuildStatus,
@@ -81,6 +82,7 @@ class Walk:
             (3, self.abort_build),
             (3, self.retry_build),
             (1, self.heal),
+            (1, self.abandon),
             (8, self.commit_drv),
             (3, self.commit_output),
             (12, self.claim),
@@ -184,6 +186,13 @@ class Walk:
         if not known:
             raise BuildRefused(Refusal.NOT_NAMED, "nothing is recorded yet")
         return self.dice.choice(known)
+
+    async def abandon(self) -> None:
+        """Aborts that nobody confirmed. Some of those workers report all the same, later."""
+        await self.world.apply(AbandonUnconfirmed(timedelta(0)))
+        for assignment in self.world.moves.dropped & set(self.jobs):
+            if self.dice.random() < 0.5:
+                del self.jobs[assignment]
 
     async def commit_drv(self) -> None:
         await self.world.commit(nar(drv(self.dice.choice(list(self.universe.inputs)))))

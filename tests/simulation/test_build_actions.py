@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 
 from gradient.graph.evaluation_build import AbortBuild, BuildRefused, Refusal, RetryBuild
+from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import BuildStatus, EvaluationStatus, FailureKind, JobKind
 from gradient.wire import messages as wire
+from tests.graph.world import out
 from tests.simulation.server_world import ServerWorld, until
 
 CHAIN = {"top": ["mid"], "mid": ["bad"], "bad": []}
@@ -52,6 +55,25 @@ async def test_an_aborted_build_is_stopped_and_its_retry_waits_for_the_worker(se
         await until(lambda: _ended(server, evaluation, EvaluationStatus.COMPLETED))
     outcomes = await server.value("SELECT array_agg(outcome ORDER BY id) FROM build_attempt")
     assert outcomes == [4, 1, 1, 1]
+
+
+async def test_a_worker_that_never_confirms_is_not_waited_for(server: ServerWorld) -> None:
+    """Its slot counts as free, and what it reports later is stale."""
+    evaluation = await server.evaluation()
+    async with server.worker(max_concurrent_builds=1) as worker:
+        await worker.evaluate(CHAIN, ["top"])
+        build = await worker.take(JobKind.BUILD)
+        bad = await build_id(server, "bad")
+        await server.writer.submit(AbortBuild(bad, evaluation, "a person"))
+        await worker.expect(wire.AbortJob)
+        assert await server.writer.submit(AbandonUnconfirmed(timedelta(0))) == 1
+        await server.writer.submit(RetryBuild(bad, evaluation, "a person"))
+        again = await worker.take(JobKind.BUILD)
+        assert again.assignment_id != build.assignment_id
+        await worker.report(build, wire.JobFailed, error="aborted", kind=FailureKind.ABORTED)
+        await server.commit(out("bad"))
+        await worker.report(again, wire.JobCompleted)
+        await until(lambda: _is(server, "bad", BuildStatus.COMPLETED))
 
 
 async def test_a_building_report_of_an_aborted_claim_is_answered_with_the_abort(server: ServerWorld) -> None:
