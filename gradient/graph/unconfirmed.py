@@ -21,7 +21,9 @@ UNCONFIRMED_AFTER: Final = timedelta(minutes=5)
 
 UNCONFIRMED_ABORTS: Final = Statement(
     "unconfirmed_aborts",
-    "SELECT id FROM dispatched_job WHERE finished_at IS NULL AND abort_sent_at <= %(before)s ORDER BY id",
+    """
+    SELECT id FROM dispatched_job WHERE finished_at IS NULL AND abort_sent_at <= %(sent_before)s ORDER BY id
+    """,
 )
 
 
@@ -33,7 +35,7 @@ class AbandonUnconfirmed:
 
     async def apply(self, tx: Transaction) -> int:
         """The jobs leave their sessions too; what was wanted again meanwhile goes to others."""
-        overdue = await tx.ids(UNCONFIRMED_ABORTS, before=tx.now - self.after)
+        overdue = await tx.ids(UNCONFIRMED_ABORTS, sent_before=tx.now - self.after)
         closed = await abandon_assignments(tx, overdue) if overdue else []
         for assignment, *_ in closed:
             await close_attempt(tx, assignment, AttemptOutcome.ABORTED)

@@ -140,7 +140,9 @@ FIXED: Final[Mapping[str, Any]] = {
     "now": NOW,
     "applied_at": NOW,
     "token": _WORKER,
-    **dict.fromkeys(("seen_at", "fresh_since", "unused_since", "promised_since", "wedged_before"), NOW),
+    **dict.fromkeys(
+        ("seen_at", "fresh_since", "unused_since", "promised_since", "wedged_before", "sent_before"), NOW
+    ),
     "created_before": NOW + timedelta(days=3650),
     **dict.fromkeys(
         (
