@@ -12,6 +12,7 @@ from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, FailEv
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
+from gradient.graph.recounts import SettleSkipped
 from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import (
     ABORTABLE,
@@ -207,6 +208,7 @@ async def test_an_ended_evaluation_keeps_nobody_from_aborting_nor_does_it_bring_
     assert (await world.status("x"), await wanted(world, "x")) == (B.ABORTED, True)
     assert (await world.status("top"), await world.status("y")) == (B.CREATED, B.SKIPPED)
     assert await world.evaluation_status(second) is E.FAILED
+    assert await world.apply(SettleSkipped((await world.id("x"),))) == 0  # nor does the consistency check
     await world.check()
     # But whoever asks for it anew gets it.
     third = await building(world, {"x": ["y"], "y": []}, "x")
@@ -341,6 +343,19 @@ async def test_a_retry_that_fails_ends_it_once_more(world: World) -> None:
         await world.check()
 
 
+async def test_the_counters_of_a_reopened_evaluation_are_of_now(world: World) -> None:
+    """While it was over, another one built what had failed in it."""
+    evaluation = await building(world, {"one": [], "two": []}, "one", "two")
+    await world.fail("one")
+    await world.fail("two")
+    await building(world, {"one": []}, "one")
+    await world.build("one")
+    await world.retry_build("two", evaluation)
+    await world.check()
+    await world.build("two")
+    assert await world.evaluation_status(evaluation) is E.COMPLETED
+
+
 async def test_a_retry_while_the_evaluation_still_runs(world: World) -> None:
     evaluation = await building(world, {**CHAIN, "x": []}, "top", "x")
     await world.fail("bad")
@@ -374,6 +389,18 @@ async def test_what_another_failure_stands_below_fails_again(world: World) -> No
     for name in ("bad", "worse", "one", "two", "top"):
         await world.build(name)
     assert await world.evaluation_status(evaluation) is E.COMPLETED
+
+
+async def test_a_retry_looks_below_through_dependency_failures_only(world: World) -> None:
+    """`bad` failed by itself: what has failed below it since is no cause of that."""
+    await failed(world)
+    await world.record(await world.evaluation(), {"bad": ["older"], "older": []}, entries=["older"])
+    await world.fail("older")
+    answer = await world.retry_build("top", 1)
+    thawed = {await world.id(name) for name in ("bad", "mid", "top")}
+    assert set(answer.builds) == thawed
+    assert await world.status("older") is B.FAILED_PERMANENT
+    await world.check()
 
 
 async def test_a_retry_waits_until_the_worker_has_stopped(world: World) -> None:
