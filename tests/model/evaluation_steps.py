@@ -32,11 +32,10 @@ from gradient.model import (
     Repository,
 )
 from tests.graph.world import drv
-from tests.model import rules, stored
+from tests.model import rules
 from tests.model.cache_steps import CacheSteps
 from tests.model.model import Found
 from tests.model.pair import LIMITS, PICK, WORKERS, Stream
-from tests.model.stored import Stored
 from tests.model.universe import discovered
 
 # Evaluations on a worker at the same time.
@@ -61,6 +60,10 @@ class EvaluationSteps(CacheSteps):
 
     def _past(self) -> list[int]:
         return [v for v, row in self.model.facts.evaluations.items() if row.evaluated]
+
+    def _unfinished(self) -> list[int]:
+        """Live ones whose stream has not ended."""
+        return sorted(set(self._live()) - set(self._past()))
 
     def _parked(self) -> list[int]:
         return self._evaluations(EvaluationStatus.WAITING)
@@ -163,12 +166,6 @@ class EvaluationSteps(CacheSteps):
         self._record(evaluation, self._choose(stream.sent, which), {})
         self._unchanged("22 a batch again", before)
 
-    def _unchanged(self, what: str, before: Stored) -> None:
-        """The graph is as it was, and the ledger of moves did not grow."""
-        if attrs.evolve(self.last, derivation_ids={}) != attrs.evolve(before, derivation_ids={}):
-            lines = stored.differences(before.facts, self.last, {})
-            self._diverge([f"{what} changed something", *lines])
-
     def _record(
         self, evaluation: int, batch: Sequence[Found], points: dict[str, str], *, error: bool = False
     ) -> None:
@@ -242,8 +239,7 @@ class EvaluationSteps(CacheSteps):
         told = {self._job(abort.job_id) for abort in self.moves.aborts[sent:]}
         self._same("AbortJob", told, stopped)
         others = {v for v in facts.evaluations if v != evaluation and rules.is_live(facts, v)}
-        theirs = {name for (v, _), name in facts.entry_points.items() if v in others}
-        wanted = rules.open_walk(before.facts, theirs & rules.wanting_entry_points(before.facts))
+        wanted = rules.open_walk(before.facts, rules.wanting_entry_points(before.facts, others))
         self._check()
         lines = [
             f"34 abort changed {name}, wanted by another: {before.facts.builds[name].status.name}"
@@ -257,11 +253,11 @@ class EvaluationSteps(CacheSteps):
         kind, _, number = job_id.partition(":")
         return job_id if kind == "eval" else f"build:{self.last.derivation_ids[int(number)]}"
 
-    @precondition(lambda self: set(self._live()) - set(self._past()))
+    @precondition(lambda self: self._unfinished())
     @rule(pick=PICK)
     def fail_evaluation(self, pick: int) -> None:
         """From the server's side."""
-        evaluation = self._choose(sorted(set(self._live()) - set(self._past())), pick)
+        evaluation = self._choose(self._unfinished(), pick)
         self._say(f"fail_evaluation {evaluation}")
         self._apply(FailEvaluation(evaluation, "source", "it cannot go on"))
         self.model.fail_evaluation(evaluation)

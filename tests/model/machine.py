@@ -27,6 +27,8 @@ from tests.model.universe import Universe, universes
 
 # Rounds in which everybody makes a step, until nothing moves.
 END: Final = 300
+# What a build fails of, day by day.
+FAILURES: Final = (FailureKind.TRANSIENT, FailureKind.PERMANENT, FailureKind.TIMEOUT)
 
 
 class GraphMachine(RepairSteps, BuildSteps):
@@ -61,7 +63,11 @@ class GraphMachine(RepairSteps, BuildSteps):
             name = self._choose(self._queued(), pick // 3)
             steps.append(lambda: self._report(self._claim(name), self._start_build))
         if self._jobs():
-            steps.append(lambda: self._complete(self._choose(self._jobs(), pick // 3)))
+            job = self._choose(self._jobs(), pick // 3)
+            steps.append(lambda: self._complete(job))
+            # Not everything that a healthy server does succeeds.
+            if pick > 8:
+                steps.append(lambda: self._fail(job, self._choose(FAILURES, pick)))
         if self._queued_evaluations():
             steps.append(lambda: self._start(self._queued_evaluations()[0], False, InOrder()))
         unasked = sorted(name for name, build in self.model.facts.builds.items() if not build.probed)

@@ -153,6 +153,12 @@ class Pair(RuleBasedStateMachine):
         if not self.graph.in_shared:
             self.before = now
 
+    def _unchanged(self, what: str, before: Stored) -> None:
+        """The graph is as it was, and the ledger of moves did not grow."""
+        if attrs.evolve(self.last, derivation_ids={}) != attrs.evolve(before, derivation_ids={}):
+            lines = stored.differences(before.facts, self.last)
+            self._diverge([f"{what} changed something", *lines])
+
     def _moves(self, now: Stored) -> list[str]:
         """Invariant 33: emitted moves are the difference of the statuses, none lost, none doubled."""
         was, now_is = _statuses(self.before), _statuses(now)

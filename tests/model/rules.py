@@ -6,7 +6,7 @@ Nothing here is taken from `gradient.graph`: a mistake there must show here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import attrs
 
@@ -123,14 +123,15 @@ def is_builder(facts: Facts, name: str) -> bool:
     return walked and build.probed and not build.cache_available and build.status in BUILDERS
 
 
-def wanting_entry_points(facts: Facts) -> set[str]:
+def wanting_entry_points(facts: Facts, of: Collection[int] | None = None) -> set[str]:
     """Entry points of an Aborted evaluation want nothing, nor does one whose build was aborted there.
-    Those of a Completed or Failed evaluation still do."""
+    Those of a Completed or Failed evaluation still do. Of all evaluations, or of some."""
     return {
         name
         for (evaluation, _), name in facts.entry_points.items()
         if facts.evaluations[evaluation].status is not EvaluationStatus.ABORTED
         and not facts.names.get((evaluation, name), False)
+        and (of is None or evaluation in of)
     }
 
 

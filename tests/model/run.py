@@ -11,7 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from gradient.graph.pg import Connection
 from tests.model.graph import Graph
-from tests.model.machine import GraphMachine, Tally, machine_on
+from tests.model.machine import GraphMachine, machine_on
+from tests.model.pair import Tally
 
 # Rules of one example; what a teardown adds lets everything run to its end.
 STEPS: Final = 40

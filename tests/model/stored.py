@@ -117,8 +117,9 @@ async def read(connection: Connection) -> Stored:
         facts.builds[names_of[i]] = build
     for i, status, created_at, for_task, evaluated, walk_lost, has_error, *_ in evaluations:
         created = datetime.fromisoformat(created_at)
-        row = Evaluation(EvaluationStatus(status), created, for_task, evaluated, has_error, walk_lost)
-        facts.evaluations[i] = row
+        facts.evaluations[i] = Evaluation(
+            EvaluationStatus(status), created, for_task, evaluated, has_error, walk_lost
+        )
     facts.names = {(evaluation, names_of[i]): aborted for evaluation, i, aborted in names}
     facts.entry_points = {(evaluation, attr): names_of[i] for evaluation, attr, i in entries}
     facts.cached = {package: _names(refs) for package, backed, refs, _ in paths if backed}
