@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.locks import SharedBuildLock
+from gradient.graph.locks import SharedBuildLock, lock_shared_builds
 from gradient.graph.moves import BuildChange
 from gradient.graph.predicates import (
     any_of,
@@ -27,13 +27,18 @@ from gradient.graph.transaction import Transaction, ordered
 from gradient.model import TERMINAL_SUCCESS, BuildStatus
 
 
-def count_blocking_deps(derivation: str) -> str:
+def _count_blocking_deps(derivation: str, fetchable: str = "coalesce(x.fetchable, false)") -> str:
     """What `blocking_deps` of this shared build must say. A dependency without a shared build blocks."""
     return f"""(
         SELECT count(*)::integer FROM derivation_dependency e
         LEFT JOIN derivation_build x ON x.derivation = e.dependency
-        WHERE e.derivation = {derivation} AND NOT coalesce(x.fetchable, false)
+        WHERE e.derivation = {derivation} AND NOT {fetchable}
     )"""
+
+
+# As it will be, of the rows that a repair is about to flip.
+_FETCHABLE_THEN: Final = """(coalesce(x.fetchable OR x.derivation = ANY(%(became)s), false)
+                             AND e.dependency <> ALL(%(lost)s))"""
 
 
 # What our cache holds already, with everything it refers to, is not built again: what waits for its turn,
@@ -109,19 +114,19 @@ SEED_BLOCKING_DEPS: Final = Statement(
     "seed_blocking_deps",
     f"""
     UPDATE derivation_build b SET blocking_deps = counted.blocking FROM (
-        SELECT own.derivation, {count_blocking_deps("own.derivation")} AS blocking
+        SELECT own.derivation, {_count_blocking_deps("own.derivation")} AS blocking
         FROM unnest(%(ids)s::bigint[]) AS own (derivation)
     ) counted
     WHERE b.derivation = counted.derivation AND b.blocking_deps <> counted.blocking
     """,
 )
-# The same for the consistency check, which comes without the transition: it answers, and locks, only the
-# rows whose count was wrong.
+# For the consistency check, which comes without the transition: it answers, and locks, only the rows whose
+# count is wrong, or will be once `became` are fetchable and `lost` are not.
 RECOUNT_BLOCKING_DEPS: Final = Statement(
     "recount_blocking_deps",
     f"""
     WITH counted AS (
-        SELECT own.derivation, {count_blocking_deps("own.derivation")} AS blocking
+        SELECT own.derivation, {_count_blocking_deps("own.derivation", _FETCHABLE_THEN)} AS blocking
         FROM unnest(%(ids)s::bigint[]) AS own (derivation)
     ), wrong AS (
         SELECT b.derivation, c.blocking FROM counted c JOIN derivation_build b USING (derivation)
@@ -131,9 +136,16 @@ RECOUNT_BLOCKING_DEPS: Final = Statement(
     RETURNING b.derivation
     """,
 )
+FETCHABLE_FLIPS: Final = Statement(
+    "fetchable_flips",
+    f"""
+    SELECT b.derivation, b.fetchable FROM derivation_build b
+    WHERE b.derivation = ANY(%(ids)s) AND b.fetchable <> ({fetchable_predicate("b")} OR {held_predicate("b")})
+    """,
+)
 DIRECTLY_ABOVE: Final = Statement(
     "directly_above",
-    "SELECT DISTINCT derivation FROM derivation_dependency WHERE dependency = ANY(%(ids)s)",
+    "SELECT DISTINCT derivation FROM derivation_dependency WHERE dependency = ANY(%(ids)s) LIMIT %(limit)s",
 )
 PROMOTE: Final = Statement(
     "promote",
@@ -243,26 +255,29 @@ class CanStartRepair:
     queued: tuple[int, ...]
 
 
-async def repair_fetchable(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> frozenset[int]:
+async def repair_fetchable(tx: Transaction, ids: Collection[int]) -> frozenset[int]:
     """Write `fetchable` of `ids` as its predicate says; returns the rows it was wrong on.
 
     What stands above counts afresh instead of moving by one: nobody knows whether the lost transition had
-    spread. An update of the need below the answer is due.
+    spread. That is read before anything is locked, because there may be a hundred thousand of them. The
+    need below the answer is due.
     """
-    lock.check(tx, ids)
-    lost = await tx.ids(LOST_FETCHABILITY, ids=ordered(ids))
-    flipped = frozenset((*lost, *await _mark_fetchable(tx, ids)))
-    if flipped:
-        await repair_can_start(tx, await tx.ids(DIRECTLY_ABOVE, ids=ordered(flipped)))
-    return flipped
+    flips = await tx.rows(FETCHABLE_FLIPS, ids=ordered(ids))
+    became, lost = ([i for i, was in flips if was is before] for before in (False, True))
+    above = await tx.ids(DIRECTLY_ABOVE, ids=[*became, *lost], limit=None)
+    counters = await tx.ids(RECOUNT_BLOCKING_DEPS, ids=above, became=became, lost=lost)
+    await lock_shared_builds(tx, ids)
+    cleared = await tx.ids(LOST_FETCHABILITY, ids=ordered(ids))
+    marked = await _mark_fetchable(tx, ids)
+    await unpromote_ungated(tx, counters)
+    await promote(tx, counters)
+    return frozenset((*cleared, *marked))
 
 
 async def repair_can_start(tx: Transaction, ids: Collection[int]) -> CanStartRepair:
     """The backstop for a lost move: recount `blocking_deps` of `ids`, take out of the queue what must not
     start, then queue what may."""
-    if not ids:
-        return CanStartRepair((), (), ())
-    counters = await tx.ids(RECOUNT_BLOCKING_DEPS, ids=ordered(ids))
+    counters = await tx.ids(RECOUNT_BLOCKING_DEPS, ids=ordered(ids), became=[], lost=[])
     unqueued = await unpromote_ungated(tx, ids)
     queued = await promote(tx, ids)
     return CanStartRepair(tuple(counters), tuple(unqueued), tuple(queued))

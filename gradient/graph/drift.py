@@ -50,34 +50,55 @@ def _at_most(query: str) -> str:
     return f"WITH found AS MATERIALIZED ({query}) SELECT * FROM found LIMIT {MOST}"
 
 
+def _from_the_bottom(suspects: str, edge: str) -> str:
+    """`suspects` (a query for `id`), each with whether it stands on no other of them over an edge of this
+    kind, and those first: what is wrong above may be so only because of what is wrong below. In a circle
+    none is lowest, and one of them must begin."""
+    return _at_most(
+        f"""
+        WITH suspect AS MATERIALIZED ({suspects}), ranked AS MATERIALIZED (
+            SELECT s.id, s.id NOT IN (
+                SELECT e.derivation FROM suspect a
+                JOIN derivation_dependency e ON e.derivation = a.id AND {edge}
+                JOIN suspect l ON l.id = e.dependency) AS lowest
+            FROM suspect s
+        )
+        SELECT id, lowest OR (id = (SELECT min(id) FROM ranked)
+                              AND NOT EXISTS (SELECT FROM ranked r WHERE r.lowest)) AS lowest
+        FROM ranked ORDER BY lowest DESC, id
+        """
+    )
+
+
 UNWALKED_INPUTS_DRIFT: Final = Statement(
     "unwalked_inputs_drift",
-    _at_most(
+    _from_the_bottom(
         f"""
-    WITH counted AS (
-        SELECT e.derivation, count(*) AS unwalked
-        FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
-        WHERE {build_edge("e")} AND NOT {recorded_predicate("i")} GROUP BY e.derivation
-    )
-    SELECT d.id FROM derivation d LEFT JOIN counted c ON c.derivation = d.id
-    WHERE d.unwalked_inputs <> coalesce(c.unwalked, 0)
-    """
+        SELECT d.id FROM derivation d LEFT JOIN (
+            SELECT e.derivation, count(*) AS unwalked
+            FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
+            WHERE {build_edge("e")} AND NOT {recorded_predicate("i")} GROUP BY e.derivation
+        ) c ON c.derivation = d.id
+        WHERE d.unwalked_inputs <> coalesce(c.unwalked, 0)
+        """,
+        build_edge("e"),
     ),
 )
 MISSING_RUNTIME_DEPS_DRIFT: Final = Statement(
     "missing_runtime_deps_drift",
-    _at_most(
+    _from_the_bottom(
         f"""
-    WITH complete AS MATERIALIZED (
-        SELECT b.derivation FROM derivation_build b WHERE {shared_build_complete_predicate("b")}
-    ), counted AS (
-        SELECT e.derivation, count(*) AS missing
-        FROM derivation_dependency e LEFT JOIN complete c ON c.derivation = e.dependency
-        WHERE {runtime_edge("e")} AND c.derivation IS NULL GROUP BY e.derivation
-    )
-    SELECT b.derivation FROM derivation_build b LEFT JOIN counted c USING (derivation)
-    WHERE b.missing_runtime_deps <> coalesce(c.missing, 0)
-    """
+        WITH complete AS MATERIALIZED (
+            SELECT b.derivation FROM derivation_build b WHERE {shared_build_complete_predicate("b")}
+        )
+        SELECT b.derivation AS id FROM derivation_build b LEFT JOIN (
+            SELECT e.derivation, count(*) AS missing
+            FROM derivation_dependency e LEFT JOIN complete c ON c.derivation = e.dependency
+            WHERE {runtime_edge("e")} AND c.derivation IS NULL GROUP BY e.derivation
+        ) c USING (derivation)
+        WHERE b.missing_runtime_deps <> coalesce(c.missing, 0)
+        """,
+        runtime_edge("e"),
     ),
 )
 FETCHABLE_DRIFT: Final = Statement(
@@ -151,8 +172,8 @@ CAN_START_DRIFT: Final = Statement(
     ),
 )
 
-# --- what flows up is mended from the bottom ------------------------------------------------------
-# Of `ids` those whose count is wrong as things stand now, and whether none of them is right below.
+# --- the same above what was mended ---------------------------------------------------------------
+# Of `ids` those whose count is wrong as things stand now, and whether they stand on no other of them.
 
 UNWALKED_INPUTS_AMONG: Final = Statement(
     "unwalked_inputs_among",

@@ -13,8 +13,7 @@ from collections.abc import Collection
 import attrs
 
 from gradient.graph.can_start import repair_can_start, repair_fetchable
-from gradient.graph.locks import lock_shared_builds
-from gradient.graph.need import recount_wanted, settle_skipped, skip_unwanted, update_and_settle_need
+from gradient.graph.need import recount_wanted, settle_skipped, skip_unwanted
 from gradient.graph.reachability import adopt_pending
 from gradient.graph.runtime_can_start import RECOUNT_MISSING_RUNTIME_DEPS
 from gradient.graph.transaction import Transaction, ordered
@@ -62,11 +61,8 @@ class RepairFetchable:
     ids: tuple[int, ...]
 
     async def apply(self, tx: Transaction) -> int:
-        """With the counters above and the need below; answers how many were wrong."""
-        lock = await lock_shared_builds(tx, self.ids)
-        flipped = await repair_fetchable(tx, lock, self.ids)
-        await update_and_settle_need(tx, flipped)
-        return len(flipped)
+        """With the counters above; the need below is recounted next. Answers how many were wrong."""
+        return len(await repair_fetchable(tx, self.ids))
 
 
 @attrs.frozen

@@ -38,6 +38,7 @@ FIXED: Final[Mapping[str, Any]] = {
     "frontier": _IDS,
     "failed": _IDS,
     "lost": _IDS,
+    "became": _IDS[:5],
     "fresh": _IDS[:5],
     "closure": _CLOSURE,
     "area": _CLOSURE,
