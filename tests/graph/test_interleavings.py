@@ -16,14 +16,16 @@ import pytest
 from gradient.graph.assignments import ClaimBuild
 from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted, LoseWorker, ReturnAssignment
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
+from gradient.graph.demote import DemotePath
+from gradient.graph.evaluation_build import AbortBuild, RetryBuild
 from gradient.graph.evaluations import AbortEvaluation, EvalStreamCompleted, finish_evaluations
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.record import Record
-from gradient.graph.transaction import Message, graph_transaction
+from gradient.graph.transaction import Message, Rejected, graph_transaction
 from gradient.model import EntryPoint, FailureKind, OutputPath
 from tests.graph.interleaving import Act, Order, Outcome, Table, every_order
-from tests.graph.world import LIMITS, START, WORKER, World, derivation, drv, nar, out
+from tests.graph.world import LIMITS, START, WORKER, World, derivation, drv, hash_part, nar, out
 
 # Everything a message can move, without times and without numbers that count messages.
 STATE = {
@@ -54,6 +56,8 @@ STATE = {
         GROUP BY v.id ORDER BY v.id
     """,
 }
+# Later than anything here was committed.
+NEVER = START + timedelta(days=365)
 End: TypeAlias = str
 Scenario: TypeAlias = Callable[[World], Awaitable[tuple[Act, Act]]]
 
@@ -98,9 +102,12 @@ def applied(message: Message[Any]) -> Act:
     """As the writer applies it; answers that number something are told by their being there."""
 
     async def act(connection: Connection) -> Any:
-        async with graph_transaction(connection, START + timedelta(days=1)) as tx:
-            answer = await message.apply(tx)
-            await finish_evaluations(tx)
+        try:
+            async with graph_transaction(connection, START + timedelta(days=1)) as tx:
+                answer = await message.apply(tx)
+                await finish_evaluations(tx)
+        except Rejected as refusal:
+            return f"refused: {refusal}"
         return answer is not None if isinstance(message, ClaimBuild) else answer
 
     return act
@@ -158,6 +165,25 @@ async def two_completions_below_one_build(world: World) -> tuple[Act, Act]:
         await world.start(name)
         await world.commit(nar(out(name)))
     return tuple(applied(BuildCompleted(world.open[name], LIMITS)) for name in ("a", "b"))  # type: ignore[return-value]
+
+
+async def a_batch_and_the_loss_of_its_input(world: World) -> tuple[Act, Act]:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"lib": []}, entries=["lib"])
+    await world.build("lib")
+    await world.commit(nar(drv("top")))
+    batch = Record(evaluation, (derivation("top", ["lib"]),), (EntryPoint("top", drv("top")),))
+    return applied(batch), applied(DemotePath((hash_part("lib"),), NEVER))
+
+
+async def a_nar_and_the_loss_of_what_it_refers_to(world: World) -> tuple[Act, Act]:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"app": [], "lib": [], "user": ["app"]}, entries=["app", "lib", "user"])
+    await world.build("lib")
+    return (
+        applied(CommitNars(1, (nar(out("app"), [out("lib")]),))),
+        applied(DemotePath((hash_part("lib"),), NEVER)),
+    )
 
 
 # --- the fold against transitions -----------------------------------------------------------------
@@ -225,6 +251,20 @@ async def a_claim_and_a_new_dependency(world: World) -> tuple[Act, Act]:
 async def a_claim_and_an_abort(world: World) -> tuple[Act, Act]:
     evaluation, claim = await queued(world)
     return claim, applied(AbortEvaluation(evaluation, "by a person"))
+
+
+async def a_claim_and_the_loss_of_an_input(world: World) -> tuple[Act, Act]:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["lib"], "lib": []}, entries=["top"])
+    await world.end_stream(evaluation)
+    await world.build("lib")
+    claim = applied(ClaimBuild(await world.id("top"), False, WORKER, "w"))
+    return claim, applied(DemotePath((hash_part("lib"),), NEVER))
+
+
+async def a_claim_and_an_abort_of_the_build(world: World) -> tuple[Act, Act]:
+    evaluation, claim = await queued(world)
+    return claim, applied(AbortBuild(await world.id("top"), evaluation, "somebody"))
 
 
 async def two_claims_of_one_build(world: World) -> tuple[Act, Act]:
@@ -297,7 +337,36 @@ async def an_abort_and_a_batch_that_wants_the_same(world: World) -> tuple[Act, A
     return applied(AbortEvaluation(first, "by a person")), applied(batch)
 
 
+async def an_abort_of_a_build_and_its_completion(world: World) -> tuple[Act, Act]:
+    evaluation = await about_to_end(world)
+    abort = AbortBuild(await world.id("top"), evaluation, "somebody")
+    return applied(abort), applied(BuildCompleted(world.open["top"], LIMITS))
+
+
+async def an_abort_of_a_build_and_a_batch_that_names_it(world: World) -> tuple[Act, Act]:
+    first, second = await world.evaluation(), await world.evaluation()
+    await world.record(first, {"own": ["shared"], "shared": []}, entries=["own"])
+    await world.start("shared")
+    batch = Record(second, (derivation("other", ["shared"]),), (EntryPoint("other", drv("other")),))
+    return applied(AbortBuild(await world.id("shared"), first, "somebody")), applied(batch)
+
+
+async def a_retry_and_the_late_report_of_the_abort(world: World) -> tuple[Act, Act]:
+    evaluation = await about_to_end(world)
+    top = await world.id("top")
+    await world.apply(AbortBuild(top, evaluation, "somebody"))
+    stopped = BuildFailed(world.open["top"], FailureKind.ABORTED, "aborted", LIMITS)
+    return applied(RetryBuild(top, evaluation, "somebody")), applied(stopped)
+
+
 SCENARIOS: tuple[Scenario, ...] = (
+    a_batch_and_the_loss_of_its_input,
+    a_nar_and_the_loss_of_what_it_refers_to,
+    a_claim_and_the_loss_of_an_input,
+    a_claim_and_an_abort_of_the_build,
+    an_abort_of_a_build_and_its_completion,
+    an_abort_of_a_build_and_a_batch_that_names_it,
+    a_retry_and_the_late_report_of_the_abort,
     a_batch_and_the_completion_of_its_input,
     a_batch_and_the_nar_that_what_it_holds_refers_to,
     two_batches_that_meet,

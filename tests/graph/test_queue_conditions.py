@@ -10,7 +10,7 @@ import pytest
 from gradient.graph.assignments import ClaimBuild
 from gradient.graph.builds import ReturnAssignment
 from gradient.graph.can_start import promote, promote_closure, unpromote_ungated
-from gradient.graph.need import update_and_settle_need
+from gradient.graph.need import thaw_wanted, update_and_settle_need
 from gradient.graph.pg import Connection, execute
 from gradient.graph.transaction import graph_transaction
 from gradient.model import BuildStatus
@@ -122,6 +122,28 @@ async def test_a_build_aborted_in_its_evaluation_is_not_wanted_there(world: Worl
     await execute(world.connection, "UPDATE build_job SET aborted = false")
     assert await wanted(world)
     assert await world.status("a") is S.QUEUED
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("marked_there", [False, True])
+async def test_an_abort_by_a_person_holds_until_somebody_else_asks(
+    world: World, marked: bool, live: bool, marked_there: bool
+) -> None:
+    """Named by the evaluation it was aborted in, perhaps, and by another, and wanted all the same."""
+    other = await world.evaluation()
+    for statement in (
+        f"UPDATE build_job SET aborted = {marked}",
+        f"INSERT INTO build_job SELECT {other}, derivation, {marked_there}, now() FROM derivation_build",
+        f"UPDATE evaluation SET status = {2 if live else 6} WHERE id = {other}",
+        f"UPDATE derivation_build SET status = {int(S.ABORTED)}, wanted = true",
+    ):
+        await execute(world.connection, statement)
+    first_asks = not marked  # it is live
+    async with graph_transaction(world.connection, START) as tx:
+        thawed = await thaw_wanted(tx, [await world.id("a")])
+    assert bool(thawed) is (first_asks or (live and not marked_there))
+    assert await world.status("a") is (S.QUEUED if thawed else S.ABORTED)
 
 
 async def test_above_a_build_aborted_in_its_evaluation_the_stream_ends_with_failures(

@@ -15,6 +15,7 @@ from gradient.graph.locks import lock_shared_builds
 from gradient.graph.need import WRITE_NEED, skip_unwanted, thaw_wanted
 from gradient.graph.pg import Connection, execute, fetch_all
 from gradient.graph.transaction import graph_transaction
+from gradient.graph.walk_completeness import unwalk_derivations
 from gradient.model import BuildStatus, OutputPath
 from tests.graph.world import START, World, nar, out
 
@@ -137,6 +138,25 @@ async def test_an_input_without_a_shared_build_blocks(world: World) -> None:
     async with graph_transaction(world.connection, START) as tx:
         await seed_blocking_deps(tx, await lock_shared_builds(tx, [top]), [top])
     assert await blocking(world) == 1
+
+
+async def test_nars_that_land_together_are_counted_once(world: World) -> None:
+    """Each is new to the others: what one counts as missing comes with the same commit."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"app": [], "lib": [], "libc": []}, entries=["app", "lib", "libc"])
+    await world.commit(nar(out("app"), [out("lib")]), nar(out("lib"), [out("libc")]), nar(out("libc")))
+    await world.check()
+    assert await world.value("SELECT bool_and(fetchable) FROM derivation_build")
+
+
+async def test_what_is_not_walked_any_more_leaves_the_queue(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["a"], "a": []}, entries=["top"])
+    async with graph_transaction(world.connection, START) as tx:
+        assert await unwalk_derivations(tx, await ids(world, "a")) == await ids(world, "a")
+    await world.check()
+    assert await world.status("a") is S.CREATED
+    assert await world.value("SELECT unwalked_inputs FROM derivation WHERE name = 'top'") == 1
 
 
 async def test_a_mark_that_is_right_is_not_written(world: World) -> None:
