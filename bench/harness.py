@@ -1,6 +1,7 @@
 """How a metric is measured: alternating pairs of our run and the baseline's, and the median of their ratios.
 
-Pairs rather than two series: whatever else the machine does in that moment slows both sides.
+Pairs rather than two series: whatever else the machine does in that moment slows both sides. What has no
+other side is a `Figure`: it measures itself, against a number.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -39,15 +40,44 @@ class Metric:
 
 
 @attrs.frozen
+class Options:
+    """What the command line says: a graph to measure with, and whether to measure at full scale too."""
+
+    graph: Path | None = None
+    scale: bool = False
+
+
+@attrs.frozen
 class Result:
-    """A measured metric: medians in seconds, and the median of the pairs' ratios, ours over theirs."""
+    """A measured metric: medians in seconds, and the median of the pairs' ratios, ours over theirs.
+
+    A figure has whatever unit it says, and a baseline only if it is compared with one. `limit` is what it
+    must keep, in words, and `kept` whether it does.
+    """
 
     metric: str
     value: float
     unit: str
-    baseline: str
-    baseline_value: float
-    ratio: float
+    baseline: str | None = None
+    baseline_value: float | None = None
+    ratio: float | None = None
+    limit: str | None = None
+    kept: bool | None = None
+    details: dict[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Figure:
+    """A metric that measures itself. `run` gets an empty folder."""
+
+    name: str
+    run: Callable[[str, Path, Options], Result]
+    # Takes minutes: only with --scale.
+    scale: bool = False
+
+    def result(self, folder: Path, options: Options) -> Result:
+        """Measure it."""
+        return self.run(self.name, folder, options)
 
 
 def measure(metric: Metric, folder: Path) -> Result:
