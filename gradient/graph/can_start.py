@@ -27,18 +27,20 @@ from gradient.graph.transaction import Transaction, ordered
 from gradient.model import TERMINAL_SUCCESS, BuildStatus
 
 
-def _count_blocking_deps(derivation: str, fetchable: str = "coalesce(x.fetchable, false)") -> str:
+# Of a dependency. A look at each: as a join, a young database would read all builds for each derivation.
+_FETCHABLE: Final = """coalesce((SELECT x.fetchable FROM derivation_build x
+                                WHERE x.derivation = e.dependency), false)"""
+# As it will be, of the rows that a repair is about to flip.
+_FETCHABLE_THEN: Final = f"""(({_FETCHABLE} OR e.dependency = ANY(%(became)s))
+                             AND e.dependency <> ALL(%(lost)s))"""
+
+
+def _count_blocking_deps(derivation: str, fetchable: str = _FETCHABLE) -> str:
     """What `blocking_deps` of this shared build must say. A dependency without a shared build blocks."""
     return f"""(
         SELECT count(*)::integer FROM derivation_dependency e
-        LEFT JOIN derivation_build x ON x.derivation = e.dependency
         WHERE e.derivation = {derivation} AND NOT {fetchable}
     )"""
-
-
-# As it will be, of the rows that a repair is about to flip.
-_FETCHABLE_THEN: Final = """(coalesce(x.fetchable OR x.derivation = ANY(%(became)s), false)
-                             AND e.dependency <> ALL(%(lost)s))"""
 
 
 # What our cache holds already, with everything it refers to, is not built again: what waits for its turn,

@@ -365,7 +365,7 @@ class EvalStreamCompleted:
 
 def _gap_in_words(name: str, walked: bool) -> str:
     if walked:
-        return f"the derivations below {name} depend on each other in a circle"
+        return f"something that {name} needs has no record: it was taken out of the graph meanwhile"
     return f"the worker ended its job without the record of {name}, which others need"
 
 

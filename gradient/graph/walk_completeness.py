@@ -25,26 +25,24 @@ def count_unwalked_inputs(derivation: str) -> str:
     )"""
 
 
-# Rows of `fresh` count as incomplete on both sides: each one that turns out complete is then spread
-# like any other flip. Returns the count before and after, so that only transitions spread.
-SEED_UNWALKED_INPUTS: Final = Statement(
-    "seed_unwalked_inputs",
+# One hop, to what earlier batches have recorded: `fresh` has counted already.
+SPREAD_RECORDED: Final = Statement(
+    "spread_recorded",
     f"""
-    WITH locked AS (
-        SELECT d.id, d.unwalked_inputs AS before FROM derivation d
-        WHERE d.id = ANY(%(ids)s) ORDER BY d.id FOR NO KEY UPDATE
-    ), counted AS (
-        SELECT l.id, l.before, (
-            SELECT count(*) FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
-            WHERE e.derivation = l.id AND {build_edge("e")}
-              AND NOT ({recorded_predicate("i")} AND i.id <> ALL(%(fresh)s))
-        )::integer AS after
-        FROM locked l
+    WITH moved AS (
+        SELECT e.derivation, count(*)::integer AS edges FROM derivation_dependency e
+        WHERE e.dependency = ANY(%(recorded)s) AND {build_edge("e")}
+          AND e.derivation NOT IN (SELECT unnest(%(fresh)s::bigint[]))
+        GROUP BY e.derivation
+    ), locked AS (
+        SELECT d.id FROM derivation d JOIN moved m ON m.derivation = d.id
+        ORDER BY d.id FOR NO KEY UPDATE OF d
     ), written AS (
-        UPDATE derivation d SET unwalked_inputs = c.after FROM counted c
-        WHERE d.id = c.id AND c.after <> c.before
+        UPDATE derivation d SET unwalked_inputs = d.unwalked_inputs - m.edges
+        FROM moved m JOIN locked l ON l.id = m.derivation
+        WHERE d.id = m.derivation RETURNING d.id, d.walked, d.unwalked_inputs
     )
-    SELECT id, before, after FROM counted
+    SELECT id FROM written WHERE walked AND unwalked_inputs = 0
     """,
 )
 RIPPLE_UNWALKED_INPUTS: Final = Statement(
@@ -97,18 +95,13 @@ LOSE_WALKS: Final = Statement(
 )
 
 
-async def seed_unwalked_inputs(tx: Transaction, fresh: Collection[int], grown: Collection[int]) -> None:
-    """Count the unwalked inputs of newly walked derivations (`fresh`) and of walked ones that gained a
-    build edge (`grown`), and spread what flipped by it, in both directions, however deep."""
-    fresh_ids = ordered(fresh)
-    rows = await tx.rows(SEED_UNWALKED_INPUTS, ids=ordered({*fresh, *grown}), fresh=fresh_ids)
-    newly_walked = set(fresh_ids)
-    complete = [i for i, before, after in rows if after == 0 and (i in newly_walked or before > 0)]
-    incomplete = [i for i, before, after in rows if after > 0 and before == 0 and i not in newly_walked]
-    if incomplete:
-        await tx.rows(RIPPLE_UNWALKED_INPUTS, frontier=incomplete, direction=1)
+async def spread_recorded(tx: Transaction, recorded: Collection[int], fresh: Collection[int]) -> None:
+    """Spread that stubs of earlier batches are `recorded` now, however deep, to what is not of `fresh`."""
+    if not recorded:
+        return
+    complete = await tx.ids(SPREAD_RECORDED, recorded=ordered(recorded), fresh=ordered(fresh))
     if complete:
-        await tx.rows(RIPPLE_UNWALKED_INPUTS, frontier=complete, direction=-1)
+        await tx.rows(RIPPLE_UNWALKED_INPUTS, frontier=ordered(complete), direction=-1)
 
 
 async def unwalk_derivations(tx: Transaction, ids: Collection[int]) -> list[int]:

@@ -64,8 +64,7 @@ async def test_batches_parents_first_with_stubs_between(world: World) -> None:
     ("batches", "words"),
     [
         ([{"d": ["b"]}], "without the record of b,"),
-        ([{"d": ["b"], "b": ["d"]}], "depend on each other in a circle"),
-        ([{"d": ["b"]}, {"b": ["c"]}, {"c": ["d"], "x": []}], "depend on each other in a circle"),
+        ([{"d": ["b"], "b": ["a"]}, {"c": []}], "without the record of a,"),
     ],
 )
 async def test_a_walk_that_never_ends_fails_its_evaluation_alone(

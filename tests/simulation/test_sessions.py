@@ -88,6 +88,9 @@ async def row_locked(url: str, table: str) -> AsyncIterator[None]:
 BAD_EVAL_REPORTS: dict[str, Any] = {
     "a batch with a bad path": (wire.EvalResult, {"derivations": (derivation("../a"),)}),
     "a derivation without outputs": (wire.EvalResult, {"derivations": (derivation("a", outputs=()),)}),
+    "an edge to itself": (wire.EvalResult, {"derivations": (derivation("a", ["a"]),)}),
+    "a circle": (wire.EvalResult, {"derivations": (derivation("b", ["a"]), derivation("a", ["b"]))}),
+    "NUL in a system": (wire.EvalResult, {"derivations": (derivation("a", architecture="x\0"),)}),
     "an entry point never sent": (wire.EvalResult, {"entry_points": (EntryPoint("a", drv("a")),)}),
     "numbers beyond PostgreSQL": (
         wire.EvalStats,
@@ -109,6 +112,10 @@ async def test_a_bad_report_fails_its_evaluation_alone(server: ServerWorld, name
         assert abort.job_id == job.job_id
         assert "could not record" in abort.reason
         await reached(server, bad, EvaluationStatus.FAILED)
+        if report is wire.EvalResult and "derivations" in fields:
+            said = await server.value("SELECT message FROM evaluation_message WHERE evaluation = %s", bad)
+            assert any(bad_one.drv_path in said for bad_one in fields["derivations"])
+            assert await server.value("SELECT count(*) FROM derivation") == 0
         await worker.report(job, wire.JobFailed, error="aborted", kind=FailureKind.ABORTED)
         again = await worker.evaluate({"a": []}, ["a"])
         assert again.job_id == f"eval:{good}"
