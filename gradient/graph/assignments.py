@@ -8,13 +8,14 @@ Source: seed "Queueing and Counters", Queued Invariant; seed "Jobs".
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 from uuid import UUID
 
 import attrs
 
+from gradient.graph.joint import Joint, Stage
 from gradient.graph.predicates import live_evaluation
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
@@ -22,29 +23,33 @@ from gradient.model import AttemptOutcome, BuildStatus, DispatchOutcome, Evaluat
 
 # Still Queued, with the `cache_available` its spec was made from: a regressed job is dropped. The open
 # row, the running attempt and the time of dispatch are one statement: it runs for every build.
-CLAIM_BUILD: Final = Statement(
-    "claim_build",
+CLAIM_BUILDS: Final = Statement(
+    "claim_builds",
     f"""
-    WITH claimed AS (
+    WITH asked AS (
+        SELECT * FROM unnest(%(ids)s::bigint[], %(cache_available)s::boolean[], %(workers)s::uuid[],
+                             %(names)s::text[], %(scores)s::float8[])
+            AS r (derivation, cache_available, worker, worker_name, score)
+    ), claimed AS (
         INSERT INTO dispatched_job (kind, job_id, evaluation, derivation, worker_id, worker_name, score,
                                     queued_at, dispatched_at)
         SELECT {int(JobKind.BUILD)}, 'build:' || b.derivation, (
                    SELECT j.evaluation FROM build_job j JOIN evaluation v ON v.id = j.evaluation
                    WHERE j.derivation = b.derivation AND {live_evaluation("v")} ORDER BY j.evaluation LIMIT 1
-               ), b.derivation, %(worker)s, %(worker_name)s, %(score)s, b.queued_at, %(now)s
-        FROM derivation_build b
-        WHERE b.derivation = %(derivation)s AND b.status = {int(BuildStatus.QUEUED)}
-          AND b.cache_available = %(cache_available)s
+               ), b.derivation, a.worker, a.worker_name, a.score, b.queued_at, %(now)s
+        FROM asked a JOIN derivation_build b ON b.derivation = a.derivation
+        WHERE b.status = {int(BuildStatus.QUEUED)} AND b.cache_available = a.cache_available
         ON CONFLICT (job_id) WHERE finished_at IS NULL DO NOTHING
         RETURNING id, evaluation, derivation
     ), attempt AS (
         INSERT INTO build_attempt (derivation, evaluation, dispatched_job, substitute, created_at)
-        SELECT derivation, evaluation, id, %(cache_available)s, %(now)s FROM claimed
+        SELECT c.derivation, c.evaluation, c.id, a.cache_available, %(now)s
+        FROM claimed c JOIN asked a ON a.derivation = c.derivation
     ), dispatched AS (
         UPDATE derivation_build b SET dispatched_at = %(now)s
         FROM claimed WHERE b.derivation = claimed.derivation
     )
-    SELECT id FROM claimed
+    SELECT derivation, id FROM claimed
     """,
 )
 CLAIM_EVALUATION: Final = Statement(
@@ -124,7 +129,7 @@ class Assignment:
 
 
 @attrs.frozen
-class ClaimBuild:
+class ClaimBuild(Joint[int | None]):
     """Hand a queued build to a worker (writer message): the seed's `claim_assignment` for builds.
 
     Answers the assignment id, None when the build is not Queued any more or somebody has it.
@@ -136,18 +141,27 @@ class ClaimBuild:
     worker_name: str
     score: float | None = None
 
-    async def apply(self, tx: Transaction) -> int | None:
-        """Insert the open row and the running attempt."""
-        assignment: int | None = await tx.value(
-            CLAIM_BUILD,
-            derivation=self.derivation,
-            cache_available=self.cache_available,
-            worker=self.worker,
-            worker_name=self.worker_name,
-            score=self.score,
+    stage: ClassVar[Stage] = Stage.CLAIM
+
+    @property
+    def subject(self) -> Hashable:
+        """The build."""
+        return "claim", self.derivation
+
+    @classmethod
+    async def apply_together(cls, tx: Transaction, messages: Sequence[Self]) -> list[int | None]:
+        """Insert the open rows and the running attempts."""
+        rows = await tx.rows(
+            CLAIM_BUILDS,
+            ids=[claim.derivation for claim in messages],
+            cache_available=[claim.cache_available for claim in messages],
+            workers=[str(claim.worker) for claim in messages],
+            names=[claim.worker_name for claim in messages],
+            scores=[claim.score for claim in messages],
             now=tx.now,
         )
-        return assignment
+        assignments: dict[int, int] = dict(rows)
+        return [assignments.get(claim.derivation) for claim in messages]
 
 
 @attrs.frozen

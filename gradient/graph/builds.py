@@ -7,20 +7,19 @@ Source: seed "Jobs", Build Jobs, Reports, Failures, Abort and Lost Workers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import ClassVar, Final, Self
 from uuid import UUID
 
 import attrs
 
 from gradient.graph.assignments import (
-    Assignment,
     abandon_assignments,
     assignments_of_worker,
     close_assignment,
     close_attempt,
-    open_assignment,
     timeline_json,
 )
 from gradient.graph.can_start import became_fetchable, promote, unpromote_ungated
@@ -35,6 +34,7 @@ from gradient.graph.failure import (
     backoff_secs,
     decide,
 )
+from gradient.graph.joint import Joint, Stage
 from gradient.graph.locks import proven
 from gradient.graph.moves import BuildChange
 from gradient.graph.need import need_after, settle_held, skip_unwanted, thaw_wanted, update_and_settle_need
@@ -58,62 +58,77 @@ MAX_LOST_WORKERS: Final = 10
 # Bytes of a failure message kept with its attempt.
 MAX_FAILURE_MESSAGE: Final = 8 * 1024
 
-# Through the open assignment: nothing happens when it is closed. Answers the status it found.
-START_BUILD: Final = Statement(
-    "start_build",
+# Through the open assignments: nothing happens where one is closed. Answers the status it found.
+START_BUILDS: Final = Statement(
+    "start_builds",
     f"""
     WITH job AS (
-        SELECT derivation FROM dispatched_job WHERE id = %(assignment)s AND finished_at IS NULL
+        SELECT q.id, b.derivation, b.status FROM dispatched_job q
+        JOIN derivation_build b ON b.derivation = q.derivation
+        WHERE q.id = ANY(%(assignments)s) AND q.finished_at IS NULL
+        ORDER BY b.derivation FOR NO KEY UPDATE OF b
     ), attempt AS (
         UPDATE build_attempt a SET build_started_at = %(now)s FROM job
-        WHERE a.dispatched_job = %(assignment)s AND a.outcome = {int(AttemptOutcome.RUNNING)}
+        WHERE a.dispatched_job = job.id AND a.outcome = {int(AttemptOutcome.RUNNING)}
           AND a.build_started_at IS NULL
     ), started AS (
         UPDATE derivation_build b SET status = {int(BuildStatus.BUILDING)}, updated_at = %(now)s FROM job
         WHERE b.derivation = job.derivation AND b.status = {int(BuildStatus.QUEUED)}
     )
-    SELECT b.derivation, b.status FROM job JOIN derivation_build b ON b.derivation = job.derivation
+    SELECT id, derivation, status FROM job
     """,
 )
-STORE_OUTPUT: Final = Statement(
-    "store_build_output",
+# Sizes by assignment and output. Answers the open assignments, with what metrics need.
+STORE_OUTPUTS: Final = Statement(
+    "store_build_outputs",
     """
     WITH job AS (
-        SELECT derivation FROM dispatched_job WHERE id = %(assignment)s AND finished_at IS NULL
+        SELECT q.id, q.derivation, q.worker_id, r.substituted
+        FROM unnest(%(assignments)s::bigint[], %(substituted)s::boolean[]) AS r (assignment, substituted)
+        JOIN dispatched_job q ON q.id = r.assignment AND q.finished_at IS NULL
     ), marked AS (
-        UPDATE derivation_build b SET substituted = %(substituted)s FROM job
-        WHERE b.derivation = job.derivation AND b.substituted <> %(substituted)s
+        UPDATE derivation_build b SET substituted = job.substituted FROM job
+        WHERE b.derivation = job.derivation AND b.substituted <> job.substituted
     ), sized AS (
         UPDATE derivation_output o SET nar_size = r.nar_size
-        FROM job, unnest(%(names)s::text[], %(sizes)s::bigint[]) AS r (name, nar_size)
+        FROM job JOIN unnest(%(owners)s::bigint[], %(names)s::text[], %(sizes)s::bigint[])
+            AS r (assignment, name, nar_size) ON r.assignment = job.id
         WHERE o.derivation = job.derivation AND o.name = r.name AND o.nar_size IS DISTINCT FROM r.nar_size
           AND r.nar_size IS NOT NULL
     )
-    SELECT derivation FROM job
+    SELECT id, derivation, worker_id FROM job
     """,
 )
-# The state of an open assignment's build, its row locked.
-REPORTED_STATE: Final = Statement(
-    "reported_state",
+# The states of open assignments' builds, their rows locked.
+REPORTED_STATES: Final = Statement(
+    "reported_states",
     f"""
-    SELECT b.derivation, b.status, b.substituted, b.blocking_deps, {present_predicate("b.derivation")}
+    SELECT q.id, b.derivation, b.status, b.substituted, b.blocking_deps, {present_predicate("b.derivation")}
     FROM dispatched_job q JOIN derivation_build b ON b.derivation = q.derivation
-    WHERE q.id = %(assignment)s AND q.finished_at IS NULL FOR NO KEY UPDATE OF b
+    WHERE q.id = ANY(%(assignments)s) AND q.finished_at IS NULL
+    ORDER BY b.derivation FOR NO KEY UPDATE OF b
     """,
 )
-COMPLETE_BUILD: Final = Statement(
-    "complete_build",
+# Answers the builds that end by it: a committed Aborted is never overwritten by a late success.
+COMPLETE_BUILDS: Final = Statement(
+    "complete_builds",
     f"""
-    WITH closed AS (
-        UPDATE dispatched_job
-        SET finished_at = %(now)s, outcome = {int(DispatchOutcome.COMPLETED)}, timeline = %(timeline)s::jsonb
-        WHERE id = %(assignment)s
+    WITH ended AS (
+        SELECT * FROM unnest(%(assignments)s::bigint[], %(derivations)s::bigint[], %(statuses)s::smallint[],
+                             %(outcomes)s::smallint[], %(timelines)s::text[])
+            AS r (assignment, derivation, status, outcome, timeline)
+    ), closed AS (
+        UPDATE dispatched_job q
+        SET finished_at = %(now)s, outcome = {int(DispatchOutcome.COMPLETED)}, timeline = e.timeline::jsonb
+        FROM ended e WHERE q.id = e.assignment
     ), attempt AS (
-        UPDATE build_attempt SET outcome = %(outcome)s, build_finished_at = %(now)s
-        WHERE dispatched_job = %(assignment)s AND outcome = {int(AttemptOutcome.RUNNING)}
+        UPDATE build_attempt a SET outcome = e.outcome, build_finished_at = %(now)s
+        FROM ended e WHERE a.dispatched_job = e.assignment AND a.outcome = {int(AttemptOutcome.RUNNING)}
     )
-    UPDATE derivation_build SET status = %(status)s, updated_at = %(now)s
-    WHERE derivation = %(derivation)s AND status IN ({int(BuildStatus.QUEUED)}, {int(BuildStatus.BUILDING)})
+    UPDATE derivation_build b SET status = e.status, updated_at = %(now)s
+    FROM ended e WHERE b.derivation = e.derivation
+      AND {any_of("b.status", {BuildStatus.QUEUED, BuildStatus.BUILDING})}
+    RETURNING b.derivation
     """,
 )
 BUILD_STATE: Final = Statement(
@@ -135,26 +150,30 @@ GIVE_UP_SUBSTITUTION: Final = Statement(
     "UPDATE derivation_build SET cache_available = false WHERE derivation = %(derivation)s",
 )
 DROP_PRODUCTS: Final = Statement(
-    "drop_build_products", "DELETE FROM build_product WHERE derivation = %(derivation)s"
+    "drop_build_products", "DELETE FROM build_product WHERE derivation = ANY(%(derivations)s)"
 )
 INSERT_PRODUCTS: Final = Statement(
     "insert_build_products",
     """
     INSERT INTO build_product (derivation, output, file_type, subtype, name, path, size)
-    SELECT %(derivation)s, * FROM unnest(%(outputs)s::text[], %(types)s::text[], %(subtypes)s::text[],
-                                         %(names)s::text[], %(paths)s::text[], %(sizes)s::bigint[])
+    SELECT * FROM unnest(%(derivations)s::bigint[], %(outputs)s::text[], %(types)s::text[],
+                         %(subtypes)s::text[], %(names)s::text[], %(paths)s::text[], %(sizes)s::bigint[])
     """,
 )
-INSERT_METRIC: Final = Statement(
-    "insert_derivation_metric",
+INSERT_METRICS: Final = Statement(
+    "insert_derivation_metrics",
     """
     INSERT INTO derivation_metric (derivation, history_name, architecture, build_time_ms, peak_ram_mb,
         cpu_time_ms, avg_cpu_pct, disk_read_bytes, disk_write_bytes, oom_killed, concurrent_builds,
         build_cores, cpu_core_score, worker_id, created_at)
-    SELECT d.id, coalesce(d.pname, d.name), d.architecture, %(build_time_ms)s, %(peak_ram_mb)s,
-        %(cpu_time_ms)s, %(avg_cpu_pct)s, %(disk_read_bytes)s, %(disk_write_bytes)s, %(oom_killed)s,
-        %(concurrent_builds)s, %(build_cores)s, %(cpu_core_score)s, %(worker)s, %(now)s
-    FROM derivation d WHERE d.id = %(derivation)s
+    SELECT d.id, coalesce(d.pname, d.name), d.architecture, r.build_time_ms, r.peak_ram_mb, r.cpu_time_ms,
+        r.avg_cpu_pct, r.disk_read_bytes, r.disk_write_bytes, r.oom_killed, r.concurrent_builds,
+        r.build_cores, r.cpu_core_score, r.worker_id, %(now)s
+    FROM jsonb_to_recordset(%(metrics)s::jsonb) AS r (derivation bigint, worker_id uuid,
+        build_time_ms integer, peak_ram_mb integer, cpu_time_ms integer, avg_cpu_pct real,
+        disk_read_bytes bigint, disk_write_bytes bigint, oom_killed boolean, concurrent_builds integer,
+        build_cores integer, cpu_core_score integer)
+    JOIN derivation d ON d.id = r.derivation
     """,
 )
 COUNT_FAILURES: Final = Statement(
@@ -224,25 +243,35 @@ RETRY_TRANSIENT: Final = Statement(
 
 
 @attrs.frozen
-class BuildStarted:
+class BuildStarted(Joint[bool]):
     """A worker's Building (writer message). Answers False when the job must stop: the build was aborted,
     or the assignment is closed."""
 
     assignment: int
 
-    async def apply(self, tx: Transaction) -> bool:
+    stage: ClassVar[Stage] = Stage.START
+
+    @property
+    def subject(self) -> Hashable:
+        """The assignment."""
+        return self.assignment
+
+    @classmethod
+    async def apply_together(cls, tx: Transaction, messages: Sequence[Self]) -> list[bool]:
         """Queued becomes Building."""
-        rows = await tx.rows(START_BUILD, assignment=self.assignment, now=tx.now)
-        if not rows:
-            return False
-        derivation, status = rows[0]
-        if status == BuildStatus.QUEUED:
-            tx.moves.change([BuildChange(derivation, BuildStatus.QUEUED, BuildStatus.BUILDING)])
-        return status in {BuildStatus.QUEUED, BuildStatus.BUILDING}
+        rows = await tx.rows(START_BUILDS, assignments=[m.assignment for m in messages], now=tx.now)
+        tx.moves.change(
+            BuildChange(derivation, BuildStatus.QUEUED, BuildStatus.BUILDING)
+            for _, derivation, status in rows
+            if status == BuildStatus.QUEUED
+        )
+        running = {BuildStatus.QUEUED, BuildStatus.BUILDING}
+        going_on = {assignment for assignment, _, status in rows if status in running}
+        return [message.assignment in going_on for message in messages]
 
 
 @attrs.frozen
-class StoreBuildOutput:
+class StoreBuildOutput(Joint[None]):
     """What was built (writer message): sizes, products, metrics, the `substituted` flag."""
 
     assignment: int
@@ -250,26 +279,36 @@ class StoreBuildOutput:
     substituted: bool
     metrics: BuildMetrics | None = None
 
-    async def apply(self, tx: Transaction) -> None:
-        """Store it; dropped when the assignment is closed."""
-        derivation: int | None = await tx.value(
-            STORE_OUTPUT,
-            assignment=self.assignment,
-            substituted=self.substituted,
-            names=[output.name for output in self.outputs],
-            sizes=[output.nar_size for output in self.outputs],
+    stage: ClassVar[Stage] = Stage.OUTPUT
+
+    @property
+    def subject(self) -> Hashable:
+        """The assignment."""
+        return self.assignment
+
+    @classmethod
+    async def apply_together(cls, tx: Transaction, messages: Sequence[Self]) -> list[None]:
+        """Store it; dropped where the assignment is closed."""
+        sizes = [(m.assignment, output.name, output.nar_size) for m in messages for output in m.outputs]
+        rows = await tx.rows(
+            STORE_OUTPUTS,
+            assignments=[message.assignment for message in messages],
+            substituted=[message.substituted for message in messages],
+            owners=[assignment for assignment, _, _ in sizes],
+            names=[name for _, name, _ in sizes],
+            sizes=[size for _, _, size in sizes],
         )
-        if derivation is None:
-            return
-        await _store_products(tx, derivation, self.outputs)
-        if self.metrics and not self.substituted:
-            job = await open_assignment(tx, self.assignment)
-            if job is not None:
-                await _store_metrics(tx, job, self.metrics)
+        by_assignment = {message.assignment: message for message in messages}
+        found = [(by_assignment[assignment], derivation, worker) for assignment, derivation, worker in rows]
+        await _store_products(tx, {derivation: message.outputs for message, derivation, _ in found})
+        await _store_metrics(
+            tx, [(d, worker, m.metrics) for m, d, worker in found if m.metrics and not m.substituted]
+        )
+        return [None] * len(messages)
 
 
 @attrs.frozen
-class BuildCompleted:
+class BuildCompleted(Joint[bool]):
     """JobCompleted of a build (writer message): every output was uploaded before it.
 
     Answers False when an output is missing in the cache all the same; the attempt then failed.
@@ -279,33 +318,71 @@ class BuildCompleted:
     limits: RetryLimits
     timeline: tuple[Span, ...] = ()
 
-    async def apply(self, tx: Transaction) -> bool:
-        """Close the assignment, write the success, and let the builds above it go on."""
-        rows = await tx.rows(REPORTED_STATE, assignment=self.assignment)
-        if not rows:
-            return False
-        derivation, found, substituted, blocking_deps, present = rows[0]
-        if not present:
-            missing = "the worker reported success, but not every output arrived in the cache"
-            await BuildFailed(self.assignment, FailureKind.TRANSIENT, missing, self.limits).apply(tx)
-            return False
-        status = BuildStatus.SUBSTITUTED if substituted else BuildStatus.COMPLETED
-        written = await tx.run(
-            COMPLETE_BUILD,
-            assignment=self.assignment,
-            derivation=derivation,
-            outcome=AttemptOutcome.SUBSTITUTED if substituted else AttemptOutcome.BUILT,
-            status=status,
-            timeline=timeline_json(self.timeline),
+    stage: ClassVar[Stage] = Stage.COMPLETION
+
+    @property
+    def subject(self) -> Hashable:
+        """The assignment."""
+        return self.assignment
+
+    @classmethod
+    async def apply_together(cls, tx: Transaction, messages: Sequence[Self]) -> list[bool]:
+        """Close the assignments, write the successes, and let the builds above them go on."""
+        rows = await tx.rows(REPORTED_STATES, assignments=[message.assignment for message in messages])
+        found = {assignment: _Reported(*state) for assignment, *state in rows}
+        complete = [m for m in messages if m.assignment in found and found[m.assignment].present]
+        await _complete(tx, [(message, found[message.assignment]) for message in complete])
+        for message in messages:
+            if message.assignment in found and not found[message.assignment].present:
+                await message._fail(tx)
+        succeeded = {message.assignment for message in complete}
+        return [message.assignment in succeeded for message in messages]
+
+    async def _fail(self, tx: Transaction) -> None:
+        missing = "the worker reported success, but not every output arrived in the cache"
+        await BuildFailed(self.assignment, FailureKind.TRANSIENT, missing, self.limits).apply(tx)
+
+
+@attrs.frozen
+class _Reported:
+    """A build as the report of its success finds it."""
+
+    derivation: int
+    status: BuildStatus = attrs.field(converter=BuildStatus)
+    substituted: bool
+    blocking_deps: int
+    present: bool
+
+    @property
+    def success(self) -> BuildStatus:
+        return BuildStatus.SUBSTITUTED if self.substituted else BuildStatus.COMPLETED
+
+    @property
+    def outcome(self) -> AttemptOutcome:
+        return AttemptOutcome.SUBSTITUTED if self.substituted else AttemptOutcome.BUILT
+
+
+async def _complete(tx: Transaction, reports: Sequence[tuple[BuildCompleted, _Reported]]) -> None:
+    """Builds whose outputs are all there end as successes."""
+    if not reports:
+        return
+    written = set(
+        await tx.ids(
+            COMPLETE_BUILDS,
+            assignments=[message.assignment for message, _ in reports],
+            derivations=[found.derivation for _, found in reports],
+            statuses=[found.success for _, found in reports],
+            outcomes=[found.outcome for _, found in reports],
+            timelines=[timeline_json(message.timeline) for message, _ in reports],
             now=tx.now,
         )
-        # A committed Aborted is never overwritten by a late success.
-        if written:
-            tx.moves.change([BuildChange(derivation, BuildStatus(found), status)])
-            await became_fetchable(tx, proven(tx, [derivation]), [derivation])
-            if blocking_deps:
-                await update_and_settle_need(tx, [derivation])
-        return True
+    )
+    if not written:
+        return
+    ended = [found for _, found in reports if found.derivation in written]
+    tx.moves.change(BuildChange(found.derivation, found.status, found.success) for found in ended)
+    await became_fetchable(tx, proven(tx, written), written)
+    await update_and_settle_need(tx, [found.derivation for found in ended if found.blocking_deps])
 
 
 @attrs.frozen
@@ -330,7 +407,7 @@ class BuildFailed:
         if job is None or job.derivation is None:
             return
         if self.metrics and self.oom_killed:
-            await _store_metrics(tx, job, self.metrics)
+            await _store_metrics(tx, [(job.derivation, job.worker_id, self.metrics)])
         status, attempt, cache_available, _, _ = (await tx.rows(BUILD_STATE, derivation=job.derivation))[0]
         misses, loops = (await tx.rows(COUNT_FAILURES, derivation=job.derivation, evaluation=job.evaluation))[
             0
@@ -385,27 +462,38 @@ async def _write_status(
     tx.moves.change([BuildChange(derivation, old, new)])
 
 
-async def _store_products(tx: Transaction, derivation: int, outputs: Collection[BuiltOutput]) -> None:
-    rows = [(output.name, product) for output in outputs for product in output.products]
+async def _store_products(tx: Transaction, outputs: Mapping[int, Sequence[BuiltOutput]]) -> None:
+    """The products of builds, by derivation, in place of earlier ones."""
+    rows = [
+        (derivation, output.name, product)
+        for derivation, built in outputs.items()
+        for output in built
+        for product in output.products
+    ]
     if not rows:
         return
-    await tx.run(DROP_PRODUCTS, derivation=derivation)
+    await tx.run(DROP_PRODUCTS, derivations=ordered(derivation for derivation, _, _ in rows))
+    products = [product for _, _, product in rows]
     await tx.run(
         INSERT_PRODUCTS,
-        derivation=derivation,
-        outputs=[name for name, _ in rows],
-        types=[product.file_type for _, product in rows],
-        subtypes=[product.subtype for _, product in rows],
-        names=[product.name for _, product in rows],
-        paths=[product.path for _, product in rows],
-        sizes=[product.size for _, product in rows],
+        derivations=[derivation for derivation, _, _ in rows],
+        outputs=[name for _, name, _ in rows],
+        types=[product.file_type for product in products],
+        subtypes=[product.subtype for product in products],
+        names=[product.name for product in products],
+        paths=[product.path for product in products],
+        sizes=[product.size for product in products],
     )
 
 
-async def _store_metrics(tx: Transaction, job: Assignment, metrics: BuildMetrics) -> None:
-    await tx.run(
-        INSERT_METRIC, derivation=job.derivation, worker=job.worker_id, now=tx.now, **attrs.asdict(metrics)
-    )
+async def _store_metrics(tx: Transaction, measured: Sequence[tuple[int, UUID, BuildMetrics]]) -> None:
+    """What builds took, by derivation and worker."""
+    rows = [
+        {"derivation": derivation, "worker_id": str(worker), **attrs.asdict(metrics)}
+        for derivation, worker, metrics in measured
+    ]
+    if rows:
+        await tx.run(INSERT_METRICS, metrics=json.dumps(rows), now=tx.now)
 
 
 def _cut(text: str) -> str:

@@ -35,7 +35,7 @@ _FETCHABLE_THEN: Final = f"""(({_FETCHABLE} OR e.dependency = ANY(%(became)s))
                              AND e.dependency <> ALL(%(lost)s))"""
 
 
-def _count_blocking_deps(derivation: str, fetchable: str = _FETCHABLE) -> str:
+def count_blocking_deps(derivation: str, fetchable: str = _FETCHABLE) -> str:
     """What `blocking_deps` of this shared build must say. A dependency without a shared build blocks."""
     return f"""(
         SELECT count(*)::integer FROM derivation_dependency e
@@ -116,7 +116,7 @@ SEED_BLOCKING_DEPS: Final = Statement(
     "seed_blocking_deps",
     f"""
     UPDATE derivation_build b SET blocking_deps = counted.blocking FROM (
-        SELECT own.derivation, {_count_blocking_deps("own.derivation")} AS blocking
+        SELECT own.derivation, {count_blocking_deps("own.derivation")} AS blocking
         FROM unnest(%(ids)s::bigint[]) AS own (derivation)
     ) counted
     WHERE b.derivation = counted.derivation AND b.blocking_deps <> counted.blocking
@@ -128,7 +128,7 @@ RECOUNT_BLOCKING_DEPS: Final = Statement(
     "recount_blocking_deps",
     f"""
     WITH counted AS (
-        SELECT own.derivation, {_count_blocking_deps("own.derivation", _FETCHABLE_THEN)} AS blocking
+        SELECT own.derivation, {count_blocking_deps("own.derivation", _FETCHABLE_THEN)} AS blocking
         FROM unnest(%(ids)s::bigint[]) AS own (derivation)
     ), wrong AS (
         SELECT b.derivation, c.blocking FROM counted c JOIN derivation_build b USING (derivation)

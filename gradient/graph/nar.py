@@ -8,18 +8,20 @@ Source: seed "Queueing and Counters", Start Condition Columns and Queueing Event
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Hashable, Sequence
+from typing import ClassVar, Final, Self
 
 import attrs
 
 from gradient.graph.can_start import promote, seed_blocking_deps, unpromote_ungated
 from gradient.graph.completeness import spread_completeness
+from gradient.graph.joint import Joint, Stage
 from gradient.graph.locks import proven
 from gradient.graph.need import update_and_settle_need
-from gradient.graph.references import references_of
+from gradient.graph.references import Referring, references_of
 from gradient.graph.runtime_can_start import seed_missing_runtime_deps
 from gradient.graph.statements import Statement
-from gradient.graph.transaction import Transaction, ordered
+from gradient.graph.transaction import Transaction
 from gradient.model import NarRecord
 from gradient.nix.store_path import StorePath
 
@@ -28,15 +30,14 @@ from gradient.nix.store_path import StorePath
 COMMIT_PATHS: Final = Statement(
     "commit_cached_paths",
     """
-    WITH batch AS (
-        SELECT * FROM jsonb_to_recordset(%(batch)s::jsonb) AS r (
-            hash text, package text, nar_hash text, nar_size bigint, file_hash text, file_size bigint,
-            "references" text[], deriver text, ca text, signature text)
-    ), landed AS (
+    WITH landed AS (
         INSERT INTO cached_path AS p (hash, package, nar_hash, nar_size, file_hash, file_size,
                                       "references", deriver, ca, created_at)
         SELECT hash, package, nar_hash, nar_size, file_hash, file_size, "references", deriver, ca, %(now)s
-        FROM batch ORDER BY hash
+        FROM jsonb_to_recordset(%(nars)s::jsonb) AS r (
+            hash text, package text, nar_hash text, nar_size bigint, file_hash text, file_size bigint,
+            "references" text[], deriver text, ca text)
+        ORDER BY hash
         ON CONFLICT (hash) DO UPDATE
             SET nar_hash = excluded.nar_hash, nar_size = excluded.nar_size, file_hash = excluded.file_hash,
                 file_size = excluded.file_size, "references" = excluded."references",
@@ -50,8 +51,10 @@ COMMIT_PATHS: Final = Statement(
         ON CONFLICT DO NOTHING
     ), signed AS (
         INSERT INTO cached_path_signature (cached_path, cache, signature)
-        SELECT coalesce(l.id, p.id), %(cache)s, b.signature
-        FROM batch b LEFT JOIN landed l ON l.hash = b.hash LEFT JOIN cached_path p ON p.hash = b.hash
+        SELECT coalesce(l.id, p.id), r.cache, r.signature
+        FROM unnest(%(caches)s::bigint[], %(hashes)s::text[], %(signatures)s::text[])
+            AS r (cache, hash, signature)
+        LEFT JOIN landed l ON l.hash = r.hash LEFT JOIN cached_path p ON p.hash = r.hash
         ON CONFLICT (cached_path, cache) DO NOTHING
     )
     SELECT hash FROM landed
@@ -88,26 +91,51 @@ class Signed:
 
 
 @attrs.frozen
-class CommitNars:
+class CommitNars(Joint[None]):
     """Commit NARs whose objects are durable to a cache (writer message)."""
 
     cache: int
     nars: tuple[Signed, ...]
 
-    async def apply(self, tx: Transaction) -> None:
+    stage: ClassVar[Stage] = Stage.UPLOAD
+
+    @property
+    def subject(self) -> Hashable:
+        """None: of two that commit one path the second changes nothing."""
+        return None
+
+    @classmethod
+    async def apply_together(cls, tx: Transaction, messages: Sequence[Self]) -> list[None]:
         """Write the rows and everything that follows from the new ones."""
-        # One a hash part, which is the key of a path: whatever its name says.
-        by_hash = {(path := StorePath.parse(s.nar.store_path)).hash_part: (path, s) for s in self.nars}
-        paths = dict(by_hash.values())
-        batch = json.dumps([_row(path, signed) for path, signed in paths.items()])
-        landed = {row[0] for row in await tx.rows(COMMIT_PATHS, batch=batch, cache=self.cache, now=tx.now)}
-        new = {path: signed.nar for path, signed in paths.items() if path.hash_part in landed}
+        new = await _commit(tx, messages)
         drvs = sorted(path.hash_part for path in new if path.name.endswith(".drv"))
         outputs = sorted(path.hash_part for path in new if not path.name.endswith(".drv"))
         if outputs:
             await _outputs_landed(tx, outputs, any(_refers(path, nar) for path, nar in new.items()))
         if drvs:
             await promote(tx, await tx.ids(OWNERS_OF_DRVS, hashes=drvs))
+        return [None] * len(messages)
+
+
+async def _commit(tx: Transaction, messages: Sequence[CommitNars]) -> dict[StorePath, NarRecord]:
+    """Write the rows of the cache; what is new in it."""
+    # The hash part is the key of a path, whatever its name says, and the first to commit it decides.
+    paths: dict[str, tuple[StorePath, NarRecord]] = {}
+    signatures: dict[tuple[int, str], str] = {}
+    for message in messages:
+        for signed in message.nars:
+            path = StorePath.parse(signed.nar.store_path)
+            paths.setdefault(path.hash_part, (path, signed.nar))
+            signatures.setdefault((message.cache, path.hash_part), signed.signature)
+    landed = await tx.rows(
+        COMMIT_PATHS,
+        nars=json.dumps([_row(path, nar) for path, nar in paths.values()]),
+        caches=[cache for cache, _ in signatures],
+        hashes=[hash_part for _, hash_part in signatures],
+        signatures=list(signatures.values()),
+        now=tx.now,
+    )
+    return dict(paths[hash_part] for (hash_part,) in landed)
 
 
 def _refers(path: StorePath, nar: NarRecord) -> bool:
@@ -115,8 +143,7 @@ def _refers(path: StorePath, nar: NarRecord) -> bool:
     return any(base != path.base_name for base in nar.references)
 
 
-def _row(path: StorePath, signed: Signed) -> dict[str, object]:
-    nar = signed.nar
+def _row(path: StorePath, nar: NarRecord) -> dict[str, object]:
     return {
         "hash": path.hash_part,
         "package": path.name,
@@ -127,7 +154,6 @@ def _row(path: StorePath, signed: Signed) -> dict[str, object]:
         "references": nar.references,
         "deriver": nar.deriver,
         "ca": nar.ca,
-        "signature": signed.signature,
     }
 
 
@@ -138,11 +164,11 @@ async def _outputs_landed(tx: Transaction, hashes: list[str], refer: bool) -> No
         return
     lock = proven(tx, ids)
     await tx.run(MARK_OUTPUTS_CACHED, hashes=hashes)
-    grown = ordered(await references_of(tx, ids)) if refer else []
+    referring = await references_of(tx, ids) if refer else Referring()
     # An output was missing until now: none of them was complete.
     flips = await seed_missing_runtime_deps(tx, lock, ids, frozenset())
-    if grown:
-        await seed_blocking_deps(tx, lock, grown)
-        await unpromote_ungated(tx, grown)
+    if referring.linked:
+        await seed_blocking_deps(tx, lock, referring.linked)
+        await unpromote_ungated(tx, referring.linked)
     await spread_completeness(tx, flips, lock)
-    await update_and_settle_need(tx, grown, only_gains=True)
+    await update_and_settle_need(tx, referring.grown, only_gains=True)

@@ -7,8 +7,10 @@ self-reference, and counting it would make the two wait for each other for ever 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
+
+import attrs
 
 from gradient.graph.predicates import any_of
 from gradient.graph.statements import Statement
@@ -26,7 +28,7 @@ _RUNTIME_EDGES = f"""
     ORDER BY 1, 2
     ON CONFLICT (derivation, dependency) DO UPDATE SET kind = {int(EdgeKind.BOTH)}
         WHERE {any_of("e.kind", {EdgeKind.BUILD})}
-    RETURNING e.derivation
+    RETURNING e.derivation, e.kind
 """
 ADD_REFERENCES_OF_OWNERS: Final = Statement(
     "add_references_of_owners",
@@ -50,9 +52,27 @@ ADD_REFERENCES_TO_TARGETS: Final = Statement(
 )
 
 
-async def references_of(tx: Transaction, owners: Collection[int]) -> frozenset[int]:
-    """Record the runtime edges of derivations whose NARs landed; returns those whose edges grew."""
-    return frozenset(await tx.ids(ADD_REFERENCES_OF_OWNERS, ids=ordered(owners))) if owners else frozenset()
+@attrs.frozen
+class Referring:
+    """Derivations that gained runtime edges; `linked` are those with an edge where there was none, and so
+    with another dependency to wait for."""
+
+    grown: frozenset[int] = frozenset()
+    linked: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int]]) -> Referring:
+        """From rows of (derivation, the edge's kind now)."""
+        edges = list(rows)
+        return cls(
+            frozenset(derivation for derivation, _ in edges),
+            frozenset(derivation for derivation, kind in edges if kind == EdgeKind.RUNTIME),
+        )
+
+
+async def references_of(tx: Transaction, owners: Collection[int]) -> Referring:
+    """Record the runtime edges of derivations whose NARs landed."""
+    return Referring.of(await tx.rows(ADD_REFERENCES_OF_OWNERS, ids=ordered(owners)) if owners else ())
 
 
 async def adopt_runtime_references(tx: Transaction, new: Collection[int]) -> frozenset[int]:
@@ -60,5 +80,5 @@ async def adopt_runtime_references(tx: Transaction, new: Collection[int]) -> fro
     derivations whose edges grew."""
     if not new:
         return frozenset()
-    grown = await references_of(tx, new)
-    return grown | frozenset(await tx.ids(ADD_REFERENCES_TO_TARGETS, ids=ordered(new)))
+    owners = await references_of(tx, new)
+    return owners.grown | frozenset(await tx.ids(ADD_REFERENCES_TO_TARGETS, ids=ordered(new)))

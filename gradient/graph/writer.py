@@ -21,6 +21,7 @@ import structlog
 import trio
 
 from gradient.graph.evaluations import finish_evaluations
+from gradient.graph.joint import in_groups
 from gradient.graph.moves import Moves
 from gradient.graph.pg import Connection, execute, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS, is_content_error, is_retryable
@@ -242,9 +243,11 @@ class GraphWriter:
     ) -> tuple[list[tuple[_Request, Any]], Moves]:
         answers: list[tuple[_Request, Any]] = []
         async with graph_transaction(connection, self.clock()) as tx:
-            for request in self._taken:
-                apply = self._apply_alone(tx, request.message) if alone else request.message.apply(tx)
-                answers.append((request, await apply))
+            if alone:
+                for request in self._taken:
+                    answers.append((request, await self._apply_alone(tx, request.message)))
+            else:
+                answers = await self._apply_together(tx)
             await finish_evaluations(tx)
             if connection.is_broken_transaction():
                 # After an error that somebody swallowed, COMMIT would silently roll back.
@@ -254,6 +257,19 @@ class GraphWriter:
                 self._doubt = _Doubt(token, answers, tx.moves)
         self._doubt = None
         return answers, tx.moves
+
+    async def _apply_together(self, tx: Transaction) -> list[tuple[_Request, Any]]:
+        """Apply all messages, joint ones by the group. One that fails fails all."""
+        answers: list[tuple[_Request, Any]] = []
+        for positions in in_groups([request.message for request in self._taken]):
+            group = [self._taken[position] for position in positions]
+            if len(group) == 1:
+                answers.append((group[0], await group[0].message.apply(tx)))
+            else:
+                messages: list[Any] = [request.message for request in group]
+                outcomes = await type(messages[0]).apply_together(tx, messages)
+                answers += zip(group, outcomes, strict=True)
+        return answers
 
     async def _apply_alone(self, tx: Transaction, message: Message[Any]) -> Any:
         """Apply one message under its own savepoint; a content error is its answer, not the others'."""

@@ -40,6 +40,7 @@ FIXED: Final[Mapping[str, Any]] = {
     "lost": _IDS,
     "became": _IDS[:5],
     "fresh": _IDS[:5],
+    "recorded": _IDS[:5],
     "closure": _CLOSURE,
     "area": _CLOSURE,
     "derivations": _IDS,
@@ -61,7 +62,7 @@ FIXED: Final[Mapping[str, Any]] = {
     "project": 1,
     "task": None,
     "direction": 1,
-    # Batches; `walk_derivations` and `commit_cached_paths` each take their columns.
+    # Batches; each statement takes its columns.
     "batch": json.dumps(
         [
             {
@@ -72,6 +73,16 @@ FIXED: Final[Mapping[str, Any]] = {
                 "is_fixed_output": False,
                 "allow_substitutes": True,
                 "ifd": False,
+                "unwalked_inputs": 1,
+                "hash": f"{i:032}",
+                "name": "new",
+            }
+            for i in _IDS
+        ]
+    ),
+    "nars": json.dumps(
+        [
+            {
                 "hash": f"{i:032}",
                 "package": "new",
                 "nar_hash": "sha256:0",
@@ -79,11 +90,21 @@ FIXED: Final[Mapping[str, Any]] = {
                 "file_hash": "sha256:1",
                 "file_size": 1,
                 "references": [],
-                "signature": "key:c2ln",
             }
             for i in _IDS
         ]
     ),
+    "caches": [1] * MANY,
+    "signatures": ["key:c2ln"] * MANY,
+    "metrics": json.dumps(
+        [{"derivation": i, "worker_id": _WORKER, "build_time_ms": 1, "oom_killed": False} for i in _IDS]
+    ),
+    # Reports of builds, and claims.
+    "outcomes": [1] * MANY,
+    "timelines": ["[]"] * MANY,
+    "owners": _IDS,
+    "workers": [_WORKER] * MANY,
+    "scores": [1.0] * MANY,
     "types": ["doc"] * MANY,
     "subtypes": ["html"] * MANY,
     "paths": ["/nix/store/x"] * MANY,
@@ -168,6 +189,11 @@ FIXED: Final[Mapping[str, Any]] = {
 }
 # Where a name means something else: by statement and parameter.
 OTHERWISE: Final[Mapping[str, Mapping[str, Any]]] = {
+    # Whatever is above them has counted: there all of it is recorded already.
+    "spread_recorded": {"fresh": list(range(PENDING, REVISION + 1))},
+    "claim_builds": {"cache_available": [False] * MANY},
+    "complete_builds": {"statuses": [int(BuildStatus.COMPLETED)] * MANY},
+    "store_build_outputs": {"substituted": [False] * MANY},
     "close_attempt": {"reason": int(FailureKind.PERMANENT)},
     "first_ids": {"project": "main", "cache": "main"},
     "insert_evaluation": {"project": "main"},
