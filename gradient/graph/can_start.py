@@ -26,7 +26,6 @@ from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 from gradient.model import TERMINAL_SUCCESS, BuildStatus
 
-
 # Of a dependency. A look at each: as a join, a young database would read all builds for each derivation.
 _FETCHABLE: Final = """coalesce((SELECT x.fetchable FROM derivation_build x
                                 WHERE x.derivation = e.dependency), false)"""

@@ -49,9 +49,6 @@ T = TypeVar("T")
 # Rows one message mends: its locks are gone within milliseconds, and the writer's other callers wait no
 # longer than for a batch of an evaluation.
 CHUNK: Final = 1000
-# Looks at a count that rests on the same count below: a wrong row can hide that one above it is wrong too,
-# until it is mended itself.
-ROUNDS: Final = 20
 # Looks at the whole table for one counter: nearly always two, the second of which finds nothing. Counters in
 # a circle, which no real graph has, may never come to rest.
 ROUNDS: Final = 20

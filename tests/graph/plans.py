@@ -95,24 +95,20 @@ async def explain(
 
     With `by_index` no table is read whole that has an index to look in: this is what the input costs.
     """
-    name = f"gate_{statement.name}"
     given = [sql.Literal(values[parameter]).as_string(connection) for parameter in statement.parameters]
     arguments = f"({', '.join(given)})" if given else ""
     async with connection.transaction(force_rollback=True):
+        await execute(connection, "DEALLOCATE ALL")
         await execute(connection, f"SET LOCAL plan_cache_mode = {planned.value}")
         await execute(connection, f"SET LOCAL statement_timeout = {TIMEOUT_MS}")
         if by_index:
             await execute(connection, "SET LOCAL enable_seqscan = off")
-        await execute(connection, f'PREPARE "{name}" AS {statement.numbered}')
+        await execute(connection, f"PREPARE gated AS {statement.numbered}")
         before = await _sequential_scans(connection)
-        try:
-            answer = await fetch_value(
-                connection, f'EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE "{name}"{arguments}'
-            )
-            after = await _sequential_scans(connection)
-        finally:
-            if not connection.is_broken_transaction():
-                await execute(connection, f'DEALLOCATE "{name}"')
+        answer = await fetch_value(
+            connection, f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE gated{arguments}"
+        )
+        after = await _sequential_scans(connection)
     return Plan(answer[0]["Plan"], frozenset(table for table, n in after.items() if n > before.get(table, 0)))
 
 
