@@ -123,7 +123,9 @@ async def test_what_is_recorded_is_walked_to_its_leaves(
 
 
 def body(name: str) -> str:
-    text = (SCHEMA / "0002_functions.sql").read_text()
+    """The text of a function, as the newest migration that has it says."""
+    texts = [path.read_text() for path in sorted(SCHEMA.glob("*.sql"))]
+    text = next(text for text in reversed(texts) if f"FUNCTION {name}(" in text)
     return text[text.index(f"FUNCTION {name}(") :].split("END $$", 1)[0]
 
 
