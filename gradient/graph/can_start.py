@@ -146,7 +146,7 @@ FETCHABLE_FLIPS: Final = Statement(
 )
 DIRECTLY_ABOVE: Final = Statement(
     "directly_above",
-    "SELECT DISTINCT derivation FROM derivation_dependency WHERE dependency = ANY(%(ids)s) LIMIT %(limit)s",
+    "SELECT DISTINCT derivation FROM derivation_dependency WHERE dependency = ANY(%(ids)s)",
 )
 PROMOTE: Final = Statement(
     "promote",
@@ -265,7 +265,7 @@ async def repair_fetchable(tx: Transaction, ids: Collection[int]) -> frozenset[i
     """
     flips = await tx.rows(FETCHABLE_FLIPS, ids=ordered(ids))
     became, lost = ([i for i, was in flips if was is before] for before in (False, True))
-    above = await tx.ids(DIRECTLY_ABOVE, ids=[*became, *lost], limit=None)
+    above = await tx.ids(DIRECTLY_ABOVE, ids=[*became, *lost])
     counters = await tx.ids(RECOUNT_BLOCKING_DEPS, ids=above, became=became, lost=lost)
     await lock_shared_builds(tx, ids)
     cleared = await tx.ids(LOST_FETCHABILITY, ids=ordered(ids))

@@ -12,17 +12,14 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from gradient.graph.can_start import DIRECTLY_ABOVE
 from gradient.graph.counters import EVALUATION_DRIFT, recount_evaluations
 from gradient.graph.drift import (
     CAN_START_DRIFT,
     FETCHABLE_DRIFT,
-    MISSING_RUNTIME_DEPS_AMONG,
     MISSING_RUNTIME_DEPS_DRIFT,
     MOST,
     SKIPPED_DRIFT,
     SWEEP_SETTINGS,
-    UNWALKED_INPUTS_AMONG,
     UNWALKED_INPUTS_DRIFT,
     WANTED_DRIFT,
     WANTED_IN_DOUBT,
@@ -33,7 +30,6 @@ from gradient.graph.reachability import UNNAMED_CLOSURES, pending_orphan_frontie
 from gradient.graph.recounts import (
     AdoptPending,
     CanStartMended,
-    Recounted,
     RecountMissingRuntimeDeps,
     RecountUnwalkedInputs,
     RecountWanted,
@@ -49,9 +45,6 @@ T = TypeVar("T")
 # Rows one message mends: its locks are gone within milliseconds, and the writer's other callers wait no
 # longer than for a batch of an evaluation.
 CHUNK: Final = 1000
-# Looks at the whole table for one counter: nearly always two, the second of which finds nothing. Counters in
-# a circle, which no real graph has, may never come to rest.
-ROUNDS: Final = 20
 
 
 @attrs.frozen
@@ -112,39 +105,22 @@ class _Check:
     submit: Submit
 
     async def recount_unwalked_inputs(self) -> int:
-        """From the bottom, because a count rests on those below."""
-        return await self._upward(UNWALKED_INPUTS_DRIFT, UNWALKED_INPUTS_AMONG, RecountUnwalkedInputs)
+        """How far the walk has come, from what is not recorded upward."""
+        return await self._all_together(UNWALKED_INPUTS_DRIFT, RecountUnwalkedInputs)
 
     async def recount_missing_runtime_deps(self) -> int:
-        """Likewise."""
-        return await self._upward(
-            MISSING_RUNTIME_DEPS_DRIFT, MISSING_RUNTIME_DEPS_AMONG, RecountMissingRuntimeDeps
-        )
+        """Complete closures, from what is not here upward."""
+        return await self._all_together(MISSING_RUNTIME_DEPS_DRIFT, RecountMissingRuntimeDeps)
 
     async def repair_fetchable(self) -> int:
         """What is in the cache with its closure, and what is not."""
         return sum(await self._each_chunk(FETCHABLE_DRIFT, RepairFetchable, bool))
 
     async def recount_wanted(self) -> int:
-        """The suspects go together: which of them nobody wants is seen only on all of them."""
-        wrong = 0
-        while await fetch_value(self.connection, WANTED_IN_DOUBT):
-            found = await self._ids(WANTED_DRIFT)
-            changed = await self._mark_wanted(set(found))
-            wrong += changed
-            if len(found) < MOST or not changed:
-                break
-        return wrong
-
-    async def _mark_wanted(self, suspects: set[int]) -> int:
-        wrong = 0
-        while suspects:
-            changed = await self.submit(RecountWanted(tuple(ordered(suspects)), CHUNK))
-            wrong += len(changed)
-            suspects.difference_update(changed)
-            if len(changed) < CHUNK:
-                break
-        return wrong
+        """The needs-build mark, from the entry points downward."""
+        if not await fetch_value(self.connection, WANTED_IN_DOUBT):
+            return 0
+        return await self._all_together(WANTED_DRIFT, RecountWanted)
 
     async def settle_skipped(self) -> int:
         """Thaw and skip what the moves of the mark have left out."""
@@ -201,43 +177,23 @@ class _Check:
             if len(found) < MOST or not any(map(mended_any, new)):
                 return answers
 
-    async def _upward(
-        self,
-        find: Statement,
-        among: Statement,
-        message: Callable[[tuple[int, ...]], Message[Recounted]],
+    async def _all_together(
+        self, find: Statement, message: Callable[[tuple[int, ...], int], Message[tuple[int, ...]]]
     ) -> int:
-        """Mend a count that rests on the same count below."""
-        wrong: set[int] = set()
-        for _ in range(ROUNDS):
-            found = await fetch_all(self.connection, find)
-            if not found:
-                break
-            wrong |= await self._climb(found, among, message)
-        return len(wrong)
-
-    async def _climb(
-        self,
-        suspects: Sequence[tuple[int, bool]],
-        among: Statement,
-        message: Callable[[tuple[int, ...]], Message[Recounted]],
-    ) -> set[int]:
-        """Mend the lowest suspects, and then what stands on them if it is wrong still, up to the top.
-
-        Nothing is mended while it stands on a suspect: where not all of them are known, only the lowest are.
-        """
-        wrong: set[int] = set()
-        known = len(suspects) < MOST
-        while lowest := [i for i, is_lowest in suspects if is_lowest]:
-            answers = [await self.submit(message(chunk)) for chunk in _chunks(lowest)]
-            wrong.update(i for answer in answers for i in answer.wrong)
-            flipped = [i for answer in answers for i in answer.flipped]
-            above = await self._ids(DIRECTLY_ABOVE, ids=flipped, limit=MOST)
-            if not known or len(above) == MOST:
-                break
-            due = {i for i, _ in suspects}.union(above) - wrong.union(lowest)
-            suspects = await fetch_all(self.connection, among, {"ids": ordered(due)})
-        return wrong
+        """Mend a column of which one row's value rests on others': the suspects go together, because only on
+        all of them is it seen which are wrong, and a chunk at a time is written."""
+        wrong = 0
+        while True:
+            found = await self._ids(find)
+            suspects, before = set(found), wrong
+            while suspects:
+                changed = await self.submit(message(tuple(ordered(suspects)), CHUNK))
+                wrong += len(changed)
+                suspects.difference_update(changed)
+                if len(changed) < CHUNK:
+                    break
+            if len(found) < MOST or wrong == before:
+                return wrong
 
 
 def _chunks(rows: Sequence[T]) -> Iterator[tuple[T, ...]]:

@@ -19,17 +19,14 @@ from gradient.graph.predicates import (
     gates_predicate,
     held_predicate,
     open_predicate,
+    present_predicate,
     promotable_predicate,
-    recorded_predicate,
     runtime_edge,
-    shared_build_complete_predicate,
     steps_over,
     unassigned_predicate,
     wanting_entry_point,
 )
-from gradient.graph.runtime_can_start import count_missing_runtime_deps
 from gradient.graph.statements import Statement
-from gradient.graph.walk_completeness import count_unwalked_inputs
 from gradient.model import BuildStatus, EdgeKind
 
 # Rows one read may answer: a broken database must not fill the memory.
@@ -50,55 +47,54 @@ def _at_most(query: str) -> str:
     return f"WITH found AS MATERIALIZED ({query}) SELECT * FROM found LIMIT {MOST}"
 
 
-def _from_the_bottom(suspects: str, edge: str) -> str:
-    """`suspects` (a query for `id`), each with whether it stands on no other of them over an edge of this
-    kind, and those first: what is wrong above may be so only because of what is wrong below. In a circle
-    none is lowest, and one of them must begin."""
-    return _at_most(
-        f"""
-        WITH suspect AS MATERIALIZED ({suspects}), ranked AS MATERIALIZED (
-            SELECT s.id, s.id NOT IN (
-                SELECT e.derivation FROM suspect a
-                JOIN derivation_dependency e ON e.derivation = a.id AND {edge}
-                JOIN suspect l ON l.id = e.dependency) AS lowest
-            FROM suspect s
-        )
-        SELECT id, lowest OR (id = (SELECT min(id) FROM ranked)
-                              AND NOT EXISTS (SELECT FROM ranked r WHERE r.lowest)) AS lowest
-        FROM ranked ORDER BY lowest DESC, id
-        """
-    )
-
-
+# What is not recorded, and with it everything above.
 UNWALKED_INPUTS_DRIFT: Final = Statement(
     "unwalked_inputs_drift",
-    _from_the_bottom(
+    _at_most(
         f"""
+        WITH RECURSIVE unrecorded (id) AS (
+            SELECT d.id FROM derivation d WHERE NOT d.walked
+          UNION
+            SELECT above.derivation FROM unrecorded u, LATERAL (
+                SELECT e.derivation FROM derivation_dependency e
+                WHERE e.dependency = u.id AND {build_edge("e")} OFFSET 0
+            ) above
+        )
         SELECT d.id FROM derivation d LEFT JOIN (
             SELECT e.derivation, count(*) AS unwalked
-            FROM derivation_dependency e JOIN derivation i ON i.id = e.dependency
-            WHERE {build_edge("e")} AND NOT {recorded_predicate("i")} GROUP BY e.derivation
+            FROM derivation_dependency e JOIN unrecorded u ON u.id = e.dependency
+            WHERE {build_edge("e")} GROUP BY e.derivation
         ) c ON c.derivation = d.id
         WHERE d.unwalked_inputs <> coalesce(c.unwalked, 0)
-        """,
-        build_edge("e"),
+        """
     ),
 )
+# What refers to an output that is not here, and with it everything that refers to that.
 MISSING_RUNTIME_DEPS_DRIFT: Final = Statement(
     "missing_runtime_deps_drift",
-    _from_the_bottom(
+    _at_most(
         f"""
-        WITH complete AS MATERIALIZED (
-            SELECT b.derivation FROM derivation_build b WHERE {shared_build_complete_predicate("b")}
+        WITH RECURSIVE present AS MATERIALIZED (
+            SELECT b.derivation FROM derivation_build b WHERE {present_predicate("b.derivation")}
+        ), broken (derivation) AS (
+            SELECT e.derivation FROM derivation_dependency e
+            LEFT JOIN present p ON p.derivation = e.dependency
+            WHERE {runtime_edge("e")} AND p.derivation IS NULL
+          UNION
+            SELECT above.derivation FROM broken m, LATERAL (
+                SELECT e.derivation FROM derivation_dependency e
+                WHERE e.dependency = m.derivation AND {runtime_edge("e")} OFFSET 0
+            ) above
         )
-        SELECT b.derivation AS id FROM derivation_build b LEFT JOIN (
-            SELECT e.derivation, count(*) AS missing
-            FROM derivation_dependency e LEFT JOIN complete c ON c.derivation = e.dependency
-            WHERE {runtime_edge("e")} AND c.derivation IS NULL GROUP BY e.derivation
+        SELECT b.derivation FROM derivation_build b LEFT JOIN (
+            SELECT e.derivation, count(*) AS missing FROM derivation_dependency e
+            LEFT JOIN present p ON p.derivation = e.dependency
+            LEFT JOIN broken m ON m.derivation = e.dependency
+            WHERE {runtime_edge("e")} AND (p.derivation IS NULL OR m.derivation IS NOT NULL)
+            GROUP BY e.derivation
         ) c USING (derivation)
         WHERE b.missing_runtime_deps <> coalesce(c.missing, 0)
-        """,
-        runtime_edge("e"),
+        """
     ),
 )
 FETCHABLE_DRIFT: Final = Statement(
@@ -170,35 +166,4 @@ CAN_START_DRIFT: Final = Statement(
            AND {unassigned_predicate("b")})
     """
     ),
-)
-
-# --- the same above what was mended ---------------------------------------------------------------
-# Of `ids` those whose count is wrong as things stand now, and whether they stand on no other of them.
-
-UNWALKED_INPUTS_AMONG: Final = Statement(
-    "unwalked_inputs_among",
-    f"""
-    WITH suspect AS MATERIALIZED (
-        SELECT d.id FROM derivation d
-        WHERE d.id = ANY(%(ids)s) AND d.unwalked_inputs <> {count_unwalked_inputs("d.id")}
-    )
-    SELECT s.id, NOT EXISTS (SELECT FROM derivation_dependency e
-                             WHERE e.derivation = s.id AND {build_edge("e")}
-                               AND (e.dependency IN (SELECT l.id FROM suspect l)) IS TRUE)
-    FROM suspect s
-    """,
-)
-MISSING_RUNTIME_DEPS_AMONG: Final = Statement(
-    "missing_runtime_deps_among",
-    f"""
-    WITH suspect AS MATERIALIZED (
-        SELECT b.derivation FROM derivation_build b
-        WHERE b.derivation = ANY(%(ids)s)
-          AND b.missing_runtime_deps <> {count_missing_runtime_deps("b.derivation")}
-    )
-    SELECT s.derivation, NOT EXISTS (SELECT FROM derivation_dependency e
-                                     WHERE e.derivation = s.derivation AND {runtime_edge("e")}
-                                       AND (e.dependency IN (SELECT l.derivation FROM suspect l)) IS TRUE)
-    FROM suspect s
-    """,
 )

@@ -8,8 +8,6 @@ Source: seed "Queueing and Counters", Consistency Check.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import attrs
 
 from gradient.graph.can_start import repair_can_start, repair_fetchable
@@ -21,37 +19,31 @@ from gradient.graph.walk_completeness import RECOUNT_UNWALKED_INPUTS
 
 
 @attrs.frozen
-class Recounted:
-    """Rows whose counter was wrong, and those of them that count differently above from now on."""
-
-    wrong: tuple[int, ...]
-    flipped: tuple[int, ...]
-
-    @classmethod
-    def of(cls, rows: Collection[tuple[int, bool, bool]]) -> Recounted:
-        return cls(tuple(i for i, _, _ in rows), tuple(i for i, before, after in rows if before is not after))
-
-
-@attrs.frozen
 class RecountUnwalkedInputs:
-    """Count the unwalked inputs of these derivations afresh (writer message)."""
+    """Count the unwalked inputs of these derivations, which are all whose count is wrong, afresh (writer
+    message)."""
 
-    ids: tuple[int, ...]
+    suspects: tuple[int, ...]
+    limit: int
 
-    async def apply(self, tx: Transaction) -> Recounted:
-        """Nothing spreads: whoever sent this looks at the rows above next."""
-        return Recounted.of(await tx.rows(RECOUNT_UNWALKED_INPUTS, ids=ordered(self.ids)))
+    async def apply(self, tx: Transaction) -> tuple[int, ...]:
+        """Answers the rows that were wrong, at most `limit`."""
+        ids = ordered(self.suspects)
+        return tuple(await tx.ids(RECOUNT_UNWALKED_INPUTS, ids=ids, limit=self.limit))
 
 
 @attrs.frozen
 class RecountMissingRuntimeDeps:
-    """Count the missing runtime dependencies of these shared builds afresh (writer message)."""
+    """Count the missing runtime dependencies of these shared builds, which are all whose count is wrong,
+    afresh (writer message)."""
 
-    ids: tuple[int, ...]
+    suspects: tuple[int, ...]
+    limit: int
 
-    async def apply(self, tx: Transaction) -> Recounted:
-        """As above; `fetchable` follows in its own step."""
-        return Recounted.of(await tx.rows(RECOUNT_MISSING_RUNTIME_DEPS, ids=ordered(self.ids)))
+    async def apply(self, tx: Transaction) -> tuple[int, ...]:
+        """Answers the rows that were wrong, at most `limit`; `fetchable` follows in its own step."""
+        ids = ordered(self.suspects)
+        return tuple(await tx.ids(RECOUNT_MISSING_RUNTIME_DEPS, ids=ids, limit=self.limit))
 
 
 @attrs.frozen

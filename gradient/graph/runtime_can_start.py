@@ -17,17 +17,6 @@ from gradient.graph.predicates import present_predicate, runtime_edge, shared_bu
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 
-
-def count_missing_runtime_deps(derivation: str) -> str:
-    """What `missing_runtime_deps` of this shared build must say."""
-    return f"""(
-        SELECT count(*)::integer FROM derivation_dependency e
-        LEFT JOIN derivation_build x ON x.derivation = e.dependency
-        WHERE e.derivation = {derivation} AND {runtime_edge("e")}
-          AND (x.derivation IS NULL OR NOT {shared_build_complete_predicate("x")})
-    )"""
-
-
 COMPLETE_AMONG: Final = Statement(
     "complete_among",
     f"""
@@ -56,22 +45,36 @@ SEED_MISSING_RUNTIME_DEPS: Final = Statement(
     SELECT c.derivation FROM counted c WHERE c.missing = 0 AND {present_predicate("c.derivation")}
     """,
 )
-# For the consistency check: absolute, and answered and locked only where the count was wrong; with whether
-# the closure is complete by the old count and by the new one.
+# For the consistency check: of rows that it found to be all whose count is wrong, those that are so now. Each
+# stands on what is complete around them, and on what inside them turns out to be.
 RECOUNT_MISSING_RUNTIME_DEPS: Final = Statement(
     "recount_missing_runtime_deps",
     f"""
-    WITH counted AS (
-        SELECT own.derivation, {count_missing_runtime_deps("own.derivation")} AS missing
-        FROM unnest(%(ids)s::bigint[]) AS own (derivation)
+    WITH RECURSIVE area AS MATERIALIZED (
+        SELECT b.derivation AS id, {present_predicate("b.derivation")} AS present FROM derivation_build b
+        WHERE b.derivation = ANY(%(ids)s)
+    ), step AS MATERIALIZED (
+        SELECT a.id AS above, e.dependency AS below,
+               (e.dependency IN (SELECT o.id FROM area o)) IS TRUE AS inside,
+               x.derivation IS NULL OR NOT {shared_build_complete_predicate("x")} AS incomplete
+        FROM area a JOIN derivation_dependency e ON e.derivation = a.id AND {runtime_edge("e")}
+        LEFT JOIN derivation_build x ON x.derivation = e.dependency
+    ), incomplete (id) AS (
+        (SELECT a.id FROM area a WHERE NOT a.present
+         UNION SELECT s.above FROM step s WHERE NOT s.inside AND s.incomplete)
+      UNION SELECT s.above FROM incomplete i JOIN step s ON s.below = i.id WHERE s.inside
+    ), counted AS (
+        SELECT s.above AS id, count(*)::integer AS missing FROM step s
+        WHERE CASE WHEN s.inside THEN s.below IN (SELECT i.id FROM incomplete i) ELSE s.incomplete END
+        GROUP BY s.above
     ), wrong AS (
-        SELECT b.derivation, {shared_build_complete_predicate("b")} AS complete, c.missing FROM counted c
-        JOIN derivation_build b USING (derivation)
-        WHERE b.missing_runtime_deps <> c.missing ORDER BY b.derivation FOR NO KEY UPDATE OF b
+        SELECT b.derivation, coalesce(c.missing, 0) AS missing
+        FROM area a JOIN derivation_build b ON b.derivation = a.id LEFT JOIN counted c ON c.id = a.id
+        WHERE b.missing_runtime_deps <> coalesce(c.missing, 0)
+        ORDER BY b.derivation LIMIT %(limit)s FOR NO KEY UPDATE OF b
     )
     UPDATE derivation_build b SET missing_runtime_deps = w.missing FROM wrong w
-    WHERE b.derivation = w.derivation
-    RETURNING b.derivation, w.complete, {shared_build_complete_predicate("b")}
+    WHERE b.derivation = w.derivation RETURNING b.derivation
     """,
 )
 RIPPLE_MISSING_RUNTIME_DEPS: Final = Statement(

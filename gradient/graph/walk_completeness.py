@@ -48,21 +48,33 @@ SPREAD_RECORDED: Final = Statement(
 RIPPLE_UNWALKED_INPUTS: Final = Statement(
     "ripple_unwalked_inputs", "SELECT ripple_unwalked_inputs(%(frontier)s, %(direction)s)"
 )
-# For the consistency check: absolute, and answered and locked only where the count was wrong; with whether
-# the subtree is recorded by the old count and by the new one.
+# For the consistency check: of rows that it found to be all whose count is wrong, those that are so now. Each
+# stands on what is recorded around them, and on what inside them turns out to be.
 RECOUNT_UNWALKED_INPUTS: Final = Statement(
     "recount_unwalked_inputs",
     f"""
-    WITH counted AS (
-        SELECT own.id, {count_unwalked_inputs("own.id")} AS unwalked
-        FROM unnest(%(ids)s::bigint[]) AS own (id)
+    WITH RECURSIVE area AS MATERIALIZED (
+        SELECT d.id, d.walked FROM derivation d WHERE d.id = ANY(%(ids)s)
+    ), step AS MATERIALIZED (
+        SELECT a.id AS above, i.id AS below, (i.id IN (SELECT o.id FROM area o)) IS TRUE AS inside,
+               NOT {recorded_predicate("i")} AS unrecorded
+        FROM area a JOIN derivation_dependency e ON e.derivation = a.id AND {build_edge("e")}
+        JOIN derivation i ON i.id = e.dependency
+    ), unrecorded (id) AS (
+        (SELECT a.id FROM area a WHERE NOT a.walked
+         UNION SELECT s.above FROM step s WHERE NOT s.inside AND s.unrecorded)
+      UNION SELECT s.above FROM unrecorded u JOIN step s ON s.below = u.id WHERE s.inside
+    ), counted AS (
+        SELECT s.above AS id, count(*)::integer AS unwalked FROM step s
+        WHERE CASE WHEN s.inside THEN s.below IN (SELECT u.id FROM unrecorded u) ELSE s.unrecorded END
+        GROUP BY s.above
     ), wrong AS (
-        SELECT d.id, {recorded_predicate("d")} AS recorded, c.unwalked FROM counted c
-        JOIN derivation d USING (id)
-        WHERE d.unwalked_inputs <> c.unwalked ORDER BY d.id FOR NO KEY UPDATE OF d
+        SELECT d.id, coalesce(c.unwalked, 0) AS unwalked
+        FROM area a JOIN derivation d ON d.id = a.id LEFT JOIN counted c ON c.id = a.id
+        WHERE d.unwalked_inputs <> coalesce(c.unwalked, 0)
+        ORDER BY d.id LIMIT %(limit)s FOR NO KEY UPDATE OF d
     )
-    UPDATE derivation d SET unwalked_inputs = w.unwalked FROM wrong w WHERE d.id = w.id
-    RETURNING d.id, w.recorded, {recorded_predicate("d")}
+    UPDATE derivation d SET unwalked_inputs = w.unwalked FROM wrong w WHERE d.id = w.id RETURNING d.id
     """,
 )
 UNWALK_DERIVATIONS: Final = Statement(
