@@ -127,7 +127,7 @@ class GraphMachine(RepairSteps, BuildSteps):
         if self.graph.in_shared:
             self.commit_transaction()
         for _ in range(END):
-            if not self._let_all_go_on():
+            if not self._let_all_go_on() and not self._heal_all():
                 break
         else:
             self._diverge(["it comes to no end"])
@@ -135,6 +135,14 @@ class GraphMachine(RepairSteps, BuildSteps):
         lines = invariants.violations(self.last, invariants.QUIET)
         if lines:
             self._diverge([*lines, *map(str, self.model.facts.builds.items())])
+
+    def _heal_all(self) -> bool:
+        """As the waiting pass does it once nothing can be handed out; whether that changed anything. What
+        was a passthrough until a moment ago may stand above what had failed before."""
+        before = self.last
+        for evaluation in self._live():
+            self._heal(evaluation)
+        return self.last != before
 
     def _let_all_go_on(self) -> bool:
         """One step of everybody who can make one."""

@@ -16,7 +16,7 @@ from gradient.graph.heal import Repair
 from gradient.graph.moves import Moves
 from gradient.graph.transaction import Message
 from gradient.model import BuildStatus
-from tests.model import rules
+from tests.model import invariants, rules
 from tests.model.cache_steps import AGE, PICKS
 from tests.model.evaluation_steps import EvaluationSteps
 from tests.model.pair import PICK
@@ -73,7 +73,9 @@ class RepairSteps(EvaluationSteps):
     @precondition(lambda self: self._live())
     @rule(pick=PICK)
     def heal(self, pick: int) -> None:
-        evaluation = self._choose(self._live(), pick)
+        self._heal(self._choose(self._live(), pick))
+
+    def _heal(self, evaluation: int) -> None:
         self._say(f"heal {evaluation}")
         self._apply(Repair(evaluation))
         self.model.heal(evaluation)
@@ -110,6 +112,9 @@ class RepairSteps(EvaluationSteps):
         adopted = self.model.adopt_pending_closures()
         self._same("check", report, ConsistencyReport(adopted=adopted))
         self._check(moved=False)
+        lines = invariants.violations(self.last, invariants.ADOPTED)
+        if lines:
+            self._diverge(lines)
         before = self.last
         self._same("30 second check", self.portal(self._consistency), ConsistencyReport())
         self._check(moved=False)

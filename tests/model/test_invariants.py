@@ -140,7 +140,7 @@ BROKEN: dict[str, Callable[[Stored], None]] = {
     "nothing is left": lambda stored: None,
     "every assignment is closed": fact(lambda facts: assign(facts, "low")),
 }
-CHECKS = {**invariants.ALWAYS, **invariants.SETTLED, **invariants.QUIET}
+CHECKS = {**invariants.ALWAYS, **invariants.SETTLED, **invariants.ADOPTED, **invariants.QUIET}
 
 
 @pytest.mark.parametrize("name", CHECKS)
