@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted
+from gradient.graph.demote import DemotePath
 from gradient.graph.evaluation_build import Aborted, BuildRefused, Refusal, Retried
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, FailEvaluation
 from gradient.graph.heal import Repair
@@ -23,7 +24,7 @@ from gradient.model import (
     FailureKind,
     Repository,
 )
-from tests.graph.world import LIMITS, World, drv, nar, out
+from tests.graph.world import LIMITS, World, drv, hash_part, nar, out
 
 CHAIN = {"top": ["mid"], "mid": ["bad", "good"], "bad": [], "good": []}
 B = BuildStatus
@@ -393,8 +394,12 @@ async def test_what_another_failure_stands_below_fails_again(world: World) -> No
 
 async def test_a_retry_looks_below_through_dependency_failures_only(world: World) -> None:
     """`bad` failed by itself: what has failed below it since is no cause of that."""
-    await failed(world)
-    await world.record(await world.evaluation(), {"bad": ["older"], "older": []}, entries=["older"])
+    await building(world, {**CHAIN, "bad": ["older"], "older": []}, "top")
+    await world.build("older")
+    await world.fail("bad")
+    # Its input is lost, and cannot be made a second time.
+    await world.apply(DemotePath((hash_part("older"),), world.now + timedelta(days=1)))
+    await world.record(await world.evaluation(), {"older": []}, entries=["older"])
     await world.fail("older")
     answer = await world.retry_build("top", 1)
     thawed = {await world.id(name) for name in ("bad", "mid", "top")}
