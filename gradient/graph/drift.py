@@ -137,7 +137,7 @@ WANTED_DRIFT: Final = Statement(
         {
             open_closure_cte_body(
                 _ENTRIES,
-                ends=True,
+                onward="true",
             )
         }
     )

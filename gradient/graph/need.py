@@ -45,7 +45,7 @@ def out_of_place_predicate(b: str = "b") -> str:
 
 
 def open_closure_cte_body(
-    seeds: str, into: str = "", within: str = "", *, carried: str = "", ends: bool = False
+    seeds: str, into: str = "", within: str = "", *, carried: str = "", onward: str = ""
 ) -> str:
     """The one walk behind the needs-build mark and naming, as the body of a recursive CTE `reached`.
 
@@ -55,16 +55,16 @@ def open_closure_cte_body(
     at, `within` a whole level of them at a time (alias `below`). `carried` is a column of `reached` that
     the rows below take over from those above.
 
-    With `ends` the walk looks whether a row is open only when it comes to step from it: once a row instead
-    of once for each row above, which on a whole graph is three times as fast. `reached` then has rows too
-    that are not open.
+    With `onward`, a condition on row `x`, the walk looks whether a row is open and fulfils it only when it
+    comes to step from it: once a row instead of once for each row above, which on a whole graph is three
+    times as fast. `reached` then has rows too that are not open.
     """
     carry = carried and f"reached.{carried}, "
     last, stop = "b.derivation", "true"
     join = f"JOIN derivation_build b ON b.derivation = e.dependency AND {open_predicate('b')} {into}"
-    if ends:
+    if onward:
         assert not into
-        last, stop, join = "e.dependency AS derivation", open_predicate("x"), ""
+        last, stop, join = "e.dependency AS derivation", f"{open_predicate('x')} AND {onward}", ""
     return f"""
         {seeds}
       UNION
@@ -147,7 +147,8 @@ READ_LOST_NEED: Final = Statement(
     """,
 )
 # An event that can only add need (new builders, edges or entry points) walks down through rows that
-# are not wanted yet and stops at wanted ones: below those everything is wanted already.
+# are not wanted yet and stops at wanted ones: below those everything is wanted already, unless they are
+# among the roots.
 READ_GAINED_NEED: Final = Statement(
     "read_gained_need",
     f"""
@@ -155,13 +156,21 @@ READ_GAINED_NEED: Final = Statement(
         {
         open_closure_cte_body(
             f'''SELECT b.derivation FROM derivation_build b
-            WHERE b.derivation = ANY(%(roots)s) AND {open_predicate("b")}
-              AND (b.wanted OR {wanting_entry_point("b.derivation")} OR {_WANTED_FROM_ABOVE})''',
-            into="AND NOT b.wanted",
+            WHERE b.derivation = ANY(%(roots)s) AND NOT b.wanted
+              AND ({wanting_entry_point("b.derivation")} OR {_WANTED_FROM_ABOVE})
+          UNION
+            SELECT e.dependency FROM derivation_build x
+            JOIN derivation xd ON xd.id = x.derivation
+            JOIN derivation_dependency e ON e.derivation = x.derivation AND {steps_over("e", "x", "xd")}
+            WHERE x.derivation = ANY(%(roots)s) AND x.wanted AND {open_predicate("x")}''',
+            onward="NOT x.wanted",
         )
     }
     )
-    SELECT b.derivation, true FROM reached JOIN derivation_build b USING (derivation) WHERE NOT b.wanted
+    SELECT gained.derivation, true FROM reached, LATERAL (
+        SELECT b.derivation FROM derivation_build b
+        WHERE b.derivation = reached.derivation AND NOT b.wanted AND {open_predicate("b")} OFFSET 0
+    ) gained
     """,
 )
 # Of rows that are builders no more: the ones with something below them left to lose need.
