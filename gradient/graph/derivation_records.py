@@ -17,6 +17,7 @@ from psycopg.errors import SerializationFailure
 
 from gradient.graph.batch_checks import CheckedBatch, CheckedDerivation, drv_key, drv_path
 from gradient.graph.build_circles import circle_refused, in_order, refuse_circles
+from gradient.graph.output_twins import refuse_partial_twins
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 from gradient.graph.walk_completeness import spread_recorded
@@ -150,7 +151,8 @@ class _Known:
 async def write_derivations(tx: Transaction, batch: CheckedBatch) -> Walked:
     """Every derivation of the batch walked, and what it names there, as a stub at least; both by `.drv` path.
 
-    Raises Rejected for a circle, also one that other batches have begun.
+    Raises Rejected for a circle, also one that other batches have begun, and for derivations that share some
+    outputs only.
     """
     inputs = frozenset[str]().union(*(d.inputs for d in batch.derivations.values()))
     known = await _known(tx, inputs.union(batch.derivations, (path for _, path in batch.entry_points)))
@@ -164,6 +166,7 @@ async def write_derivations(tx: Transaction, batch: CheckedBatch) -> Walked:
     ids |= await _insert_stubs(tx, inputs - ids.keys())
     written = {ids[path]: derivation for path, derivation in fresh.items()}
     new_outputs = await _write_outputs(tx, written)
+    await refuse_partial_twins(tx, new_outputs)
     await _write_edges(tx, written, ids)
     await _write_sources(tx, written)
     await spread_recorded(

@@ -137,6 +137,25 @@ async def test_a_batch_that_closes_a_circle_fails_alone(bench: Bench, name: str)
     assert await bench.rows(GRAPH) == picture
 
 
+@pytest.mark.parametrize("more", ["here", "there", "both"])
+async def test_derivations_that_share_only_some_outputs_are_refused(bench: Bench, more: str) -> None:
+    """In one batch and over two; those that share all of them are one path made in two ways."""
+    shared = OutputPath("out", out("shared"))
+    first = (shared, *([OutputPath("dev", out("a"))] if more in {"there", "both"} else []))
+    second = (shared, *([OutputPath("dev", out("b"))] if more in {"here", "both"} else []))
+    a, b = derivation("a", outputs=first), derivation("b", outputs=second)
+    twin = derivation("twin", outputs=first)
+    for batch in ((a, b, derivation("good")), (derivation("good"), b, a)):
+        error = await bench.refused(Record(bench.evaluation, batch))
+        assert {drv("a"), drv("b")} <= {*str(error).replace(":", " ").replace(",", " ").split()}
+        assert await bench.value("SELECT count(*) FROM derivation") == 1  # `after`
+    await bench.writer.submit(Record(bench.evaluation, (a,)))
+    await bench.writer.submit(Record(bench.evaluation, (twin,)))
+    error = await bench.refused(Record(bench.evaluation, (b,)))
+    assert str(error).startswith(f"{drv('b')}: ")
+    assert await bench.value("SELECT count(*) FROM derivation") == 3
+
+
 async def test_a_walked_derivation_gains_no_input(bench: Bench) -> None:
     """Nor would that close a circle that nobody sees: both are walked to their leaves."""
     await bench.writer.submit(record(bench.evaluation, {"a": ["b"], "b": []}))
