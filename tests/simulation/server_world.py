@@ -76,7 +76,10 @@ class ServerWorld:
             nursery.start_soon(cls._pass, scheduler.builds_moved, scheduler.assign_builds)
             nursery.start_soon(cls._pass, scheduler.evaluations_moved, scheduler.assign_queued_evals)
             nursery.start_soon(cls._pass, scheduler.waiting_moved, scheduler.refresh_waiting_state)
-            yield cls(readers, nursery, writer, scheduler, sessions)
+            # As in a drain: no session outlives the writer.
+            async with trio.open_nursery() as serving:
+                yield cls(readers, serving, writer, scheduler, sessions)
+                serving.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
 
     @staticmethod
