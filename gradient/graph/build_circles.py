@@ -8,7 +8,7 @@ are looked at.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
@@ -52,13 +52,20 @@ async def refuse_circles(tx: Transaction, begun: Collection[int], fresh: Collect
     below = defaultdict(list)
     for above, dependency in await tx.rows(INCOMPLETE_BUILD_EDGES, ids=ordered(begun)):
         below[above].append(dependency)
+    circle = _find_circle(below)
+    if circle:
+        start = next(n for n, member in enumerate(circle) if member in fresh)
+        paths = {i: drv_path(*of) for i, *of in await tx.rows(DERIVATION_NAMES, ids=ordered(circle))}
+        raise circle_refused([paths[i] for i in circle[start:] + circle[:start]])
+
+
+def _find_circle(below: Mapping[int, Collection[int]]) -> list[int]:
+    """The members of a circle in this graph, in order; empty without one."""
     try:
         TopologicalSorter(below).prepare()
     except CycleError as error:
-        circle = in_order(error)
-        start = next(n for n, member in enumerate(circle) if member in fresh)
-        paths = {i: drv_path(*of) for i, *of in await tx.rows(DERIVATION_NAMES, ids=ordered(circle))}
-        raise circle_refused([paths[i] for i in circle[start:] + circle[:start]]) from error
+        return in_order(error)
+    return []
 
 
 def in_order(error: CycleError) -> list[Any]:
