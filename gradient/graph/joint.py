@@ -8,6 +8,7 @@ joint stands where it stood.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from enum import IntEnum
 from itertools import groupby
@@ -28,21 +29,21 @@ class Stage(IntEnum):
     COMPLETION = 4
 
 
-class Joint(Generic[T]):
+class Joint(ABC, Generic[T]):
     """A message that can be applied with others of its stage, as if they came one after the other."""
 
     __slots__ = ()
     stage: ClassVar[Stage]
 
     @property
+    @abstractmethod
     def subject(self) -> Hashable:
         """What it is about; None when it may pass any other."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     async def apply_together(cls, tx: Transaction, messages: Sequence[Self]) -> Sequence[T]:
         """Apply all of them; the answer of each. No two have one subject."""
-        raise NotImplementedError
 
     async def apply(self, tx: Transaction) -> T:
         """Apply this one alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import attrs
@@ -59,10 +59,9 @@ class Pool:
 
     async def _connect(self) -> Connection:
         for pause in RECONNECT_PAUSES:
-            try:
+            with suppress(DatabaseDown):
                 return await Connection.connect(self.url)
-            except DatabaseDown:
-                await trio.sleep(pause)
+            await trio.sleep(pause)
         return await Connection.connect(self.url)
 
     def _put(self, connection: Connection | None) -> None:

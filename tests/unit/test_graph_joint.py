@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, ClassVar
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Self
 
 import attrs
 import pytest
@@ -12,8 +12,14 @@ from gradient.graph.joint import Joint, Stage, in_groups
 from gradient.graph.transaction import Transaction
 
 
+class _Nothing(Joint[None]):
+    @classmethod
+    async def apply_together(cls, tx: Transaction, messages: Sequence[Self]) -> list[None]:
+        return [None] * len(messages)
+
+
 @attrs.frozen
-class _OfBuild(Joint[None]):
+class _OfBuild(_Nothing):
     build: int
 
     @property
@@ -33,7 +39,7 @@ class Complete(_OfBuild):
     stage: ClassVar[Stage] = Stage.COMPLETION
 
 
-class Upload(Joint[None]):
+class Upload(_Nothing):
     stage: ClassVar[Stage] = Stage.UPLOAD
     subject = None  # type: ignore[assignment]
 
