@@ -121,6 +121,19 @@ SEED_BLOCKING_DEPS: Final = Statement(
     WHERE b.derivation = counted.derivation AND b.blocking_deps <> counted.blocking
     """,
 )
+# Edges that are new among those of their rows, which have counted the others.
+ADD_BLOCKING_DEPS: Final = Statement(
+    "add_blocking_deps",
+    f"""
+    UPDATE derivation_build b SET blocking_deps = b.blocking_deps + more.blocking FROM (
+        SELECT e.derivation, count(*)::integer AS blocking
+        FROM unnest(%(derivations)s::bigint[], %(dependencies)s::bigint[]) AS e (derivation, dependency)
+        WHERE NOT {_FETCHABLE} GROUP BY e.derivation
+    ) more
+    WHERE b.derivation = more.derivation
+    RETURNING b.derivation
+    """,
+)
 # For the consistency check, which comes without the transition: it answers, and locks, only the rows whose
 # count is wrong, or will be once `became` are fetchable and `lost` are not.
 RECOUNT_BLOCKING_DEPS: Final = Statement(
@@ -220,6 +233,17 @@ async def seed_blocking_deps(tx: Transaction, lock: SharedBuildLock, ids: Collec
     lock.check(tx, ids)
     if ids:
         await tx.run(SEED_BLOCKING_DEPS, ids=ordered(ids))
+
+
+async def add_blocking_deps(
+    tx: Transaction, lock: SharedBuildLock, edges: Collection[tuple[int, int]]
+) -> list[int]:
+    """Count new edges (derivation, dependency) to what is not fetchable; the rows that wait for more now."""
+    lock.check(tx, (above for above, _ in edges))
+    if not edges:
+        return []
+    above, below = ([edge[side] for edge in edges] for side in (0, 1))
+    return await tx.ids(ADD_BLOCKING_DEPS, derivations=above, dependencies=below)
 
 
 async def promote(tx: Transaction, ids: Collection[int]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, Self
 
 import attrs
 
-from gradient.graph.can_start import promote, seed_blocking_deps, unpromote_ungated
+from gradient.graph.can_start import add_blocking_deps, promote, unpromote_ungated
 from gradient.graph.completeness import spread_completeness
 from gradient.graph.joint import Joint, Stage
 from gradient.graph.locks import proven
@@ -60,21 +60,22 @@ COMMIT_PATHS: Final = Statement(
     SELECT hash FROM landed
     """,
 )
-# Locked in derivation order.
-LOCK_OWNERS: Final = Statement(
-    "lock_owners_of_outputs",
-    """
-    SELECT b.derivation FROM derivation_build b
-    WHERE b.derivation IN (SELECT o.derivation FROM derivation_output o
-                           WHERE o.hash = ANY(%(hashes)s) AND NOT o.is_cached)
-    ORDER BY b.derivation FOR NO KEY UPDATE OF b
-    """,
-)
+# Answers the shared builds they are outputs of, locked in derivation order before anything is marked.
 MARK_OUTPUTS_CACHED: Final = Statement(
     "mark_outputs_cached",
     """
-    UPDATE derivation_output o SET is_cached = true, nar_size = p.nar_size
-    FROM cached_path p WHERE p.hash = ANY(%(hashes)s) AND o.hash = p.hash AND NOT o.is_cached
+    WITH owner AS MATERIALIZED (
+        SELECT b.derivation FROM derivation_build b
+        WHERE b.derivation IN (SELECT o.derivation FROM derivation_output o
+                               WHERE o.hash = ANY(%(hashes)s) AND NOT o.is_cached)
+        ORDER BY b.derivation FOR NO KEY UPDATE OF b
+    ), marked AS (
+        UPDATE derivation_output o SET is_cached = true, nar_size = p.nar_size
+        FROM owner, cached_path p
+        WHERE p.hash = ANY(%(hashes)s) AND o.hash = p.hash AND o.derivation = owner.derivation
+          AND NOT o.is_cached
+    )
+    SELECT derivation FROM owner
     """,
 )
 OWNERS_OF_DRVS: Final = Statement(
@@ -159,16 +160,13 @@ def _row(path: StorePath, nar: NarRecord) -> dict[str, object]:
 
 async def _outputs_landed(tx: Transaction, hashes: list[str], refer: bool) -> None:
     """The outputs are present now; `refer` says whether any NAR refers to something."""
-    ids = await tx.ids(LOCK_OWNERS, hashes=hashes)
+    ids = await tx.ids(MARK_OUTPUTS_CACHED, hashes=hashes)
     if not ids:
         return
     lock = proven(tx, ids)
-    await tx.run(MARK_OUTPUTS_CACHED, hashes=hashes)
     referring = await references_of(tx, ids) if refer else Referring()
     # An output was missing until now: none of them was complete.
     flips = await seed_missing_runtime_deps(tx, lock, ids, frozenset())
-    if referring.linked:
-        await seed_blocking_deps(tx, lock, referring.linked)
-        await unpromote_ungated(tx, referring.linked)
+    await unpromote_ungated(tx, await add_blocking_deps(tx, lock, referring.links))
     await spread_completeness(tx, flips, lock)
     await update_and_settle_need(tx, referring.grown, only_gains=True)

@@ -28,7 +28,7 @@ _RUNTIME_EDGES = f"""
     ORDER BY 1, 2
     ON CONFLICT (derivation, dependency) DO UPDATE SET kind = {int(EdgeKind.BOTH)}
         WHERE {any_of("e.kind", {EdgeKind.BUILD})}
-    RETURNING e.derivation, e.kind
+    RETURNING e.derivation, e.dependency, e.kind
 """
 ADD_REFERENCES_OF_OWNERS: Final = Statement(
     "add_references_of_owners",
@@ -54,19 +54,19 @@ ADD_REFERENCES_TO_TARGETS: Final = Statement(
 
 @attrs.frozen
 class Referring:
-    """Derivations that gained runtime edges; `linked` are those with an edge where there was none, and so
-    with another dependency to wait for."""
+    """Derivations that gained runtime edges; `links` are the edges (derivation, dependency) where there was
+    none, and so another dependency to wait for."""
 
     grown: frozenset[int] = frozenset()
-    linked: frozenset[int] = frozenset()
+    links: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[int, int]]) -> Referring:
-        """From rows of (derivation, the edge's kind now)."""
+    def of(cls, rows: Iterable[tuple[int, int, int]]) -> Referring:
+        """From rows of (derivation, dependency, the edge's kind now)."""
         edges = list(rows)
         return cls(
-            frozenset(derivation for derivation, _ in edges),
-            frozenset(derivation for derivation, kind in edges if kind == EdgeKind.RUNTIME),
+            frozenset(derivation for derivation, _, _ in edges),
+            tuple((above, below) for above, below, kind in edges if kind == EdgeKind.RUNTIME),
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
+from uuid import UUID
 
 import attrs
 
@@ -25,6 +26,14 @@ T_co = TypeVar("T_co", covariant=True)
 # The advisory lock of whoever moves the graph; 640 is the fold's, 641 the server's.
 GRAPH_LOCK: Final = 642
 TAKE_GRAPH_LOCK: Final = Statement("take_graph_lock", f"SELECT pg_advisory_xact_lock({GRAPH_LOCK})")
+# In one round trip with the token that a transaction is known by after a lost connection (docs/adr/0022).
+LEAVE_TOKEN: Final = Statement(
+    "leave_commit_token",
+    f"""
+    WITH alone AS MATERIALIZED (SELECT pg_advisory_xact_lock({GRAPH_LOCK}))
+    UPDATE writer_commit SET token = %(token)s FROM alone
+    """,
+)
 
 
 class Rejected(GraphError):
@@ -77,11 +86,17 @@ def ordered(ids: Iterable[int]) -> list[int]:
 
 
 @asynccontextmanager
-async def graph_transaction(connection: Connection, now: datetime) -> AsyncIterator[Transaction]:
+async def graph_transaction(
+    connection: Connection, now: datetime, token: UUID | None = None
+) -> AsyncIterator[Transaction]:
     """A transaction that moves the graph, alone: another one, on whatever connection, waits for its end.
 
-    Also one that a lost writer has left behind in the server. Take no other lock before it.
+    Also one that a lost writer has left behind in the server. Take no other lock before it. `token` is left
+    in `writer_commit` when it commits.
     """
     async with connection.transaction():
-        await execute(connection, TAKE_GRAPH_LOCK)
+        if token is None:
+            await execute(connection, TAKE_GRAPH_LOCK)
+        else:
+            await execute(connection, LEAVE_TOKEN, {"token": token})
         yield Transaction(connection, now)

@@ -23,7 +23,7 @@ import trio
 from gradient.graph.evaluations import finish_evaluations
 from gradient.graph.joint import in_groups
 from gradient.graph.moves import Moves
-from gradient.graph.pg import Connection, execute, fetch_value
+from gradient.graph.pg import Connection, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS, is_content_error, is_retryable
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Message, Transaction, graph_transaction
@@ -38,11 +38,6 @@ SHARED_MESSAGES: Final = 32
 TRANSACTION_BUDGET: Final = 120.0
 TRIES: Final = 3
 
-# A transaction that changed nothing leaves no token: there is nothing to be in doubt about.
-LEAVE_TOKEN: Final = Statement(
-    "leave_commit_token",
-    "UPDATE writer_commit SET token = %(token)s WHERE pg_current_xact_id_if_assigned() IS NOT NULL",
-)
 # Waits for the transaction in doubt, should the database still be at it.
 LAST_TOKEN: Final = Statement("last_commit_token", "SELECT token FROM writer_commit FOR UPDATE")
 
@@ -242,7 +237,8 @@ class GraphWriter:
         self, connection: Connection, *, alone: bool
     ) -> tuple[list[tuple[_Request, Any]], Moves]:
         answers: list[tuple[_Request, Any]] = []
-        async with graph_transaction(connection, self.clock()) as tx:
+        token = uuid4()
+        async with graph_transaction(connection, self.clock(), token) as tx:
             if alone:
                 for request in self._taken:
                     answers.append((request, await self._apply_alone(tx, request.message)))
@@ -252,9 +248,7 @@ class GraphWriter:
             if connection.is_broken_transaction():
                 # After an error that somebody swallowed, COMMIT would silently roll back.
                 raise TransactionLost("a statement failed and nobody said so")
-            token = uuid4()
-            if await execute(connection, LEAVE_TOKEN, {"token": token}):
-                self._doubt = _Doubt(token, answers, tx.moves)
+            self._doubt = _Doubt(token, answers, tx.moves)
         self._doubt = None
         return answers, tx.moves
 

@@ -103,6 +103,7 @@ def demanding_the_lock() -> dict[str, Callable[..., Awaitable[Any]]]:
 def test_the_spreading_functions_demand_the_lock() -> None:
     demanding = {name.rpartition(".")[2] for name in demanding_the_lock()}
     assert {
+        "add_blocking_deps",
         "became_fetchable",
         "lost_fetchability",
         "seed_blocking_deps",
@@ -112,7 +113,13 @@ def test_the_spreading_functions_demand_the_lock() -> None:
 
 async def call(function: Callable[..., Awaitable[Any]], tx: Transaction, lock: SharedBuildLock) -> None:
     """With the lock, the ids [1, 2], and nothing for what else it wants."""
-    given: dict[str, Any] = {"tx": tx, "lock": lock, "ids": [1, 2], "complete_before": frozenset({1, 2})}
+    given: dict[str, Any] = {
+        "tx": tx,
+        "lock": lock,
+        "ids": [1, 2],
+        "complete_before": frozenset({1, 2}),
+        "edges": [(1, 3), (2, 3)],
+    }
     parameters = inspect.signature(function).parameters
     await function(
         **{

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from gradient.graph import writer as writer_module
+from gradient.graph.evaluations import finish_evaluations
 from gradient.graph.moves import Moves
 from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS
@@ -190,15 +191,12 @@ async def test_a_connection_lost_at_commit_applies_nothing_twice(
     """Neither lost nor applied again: a message with no key of its own would be there twice."""
     committing = trio.Event()
 
-    async def at_commit(writer_side: Connection, statement: Any, parameters: Any = None) -> int:
-        touched = await execute(writer_side, statement, parameters)
-        if statement is writer_module.LEAVE_TOKEN:
-            assert touched == 1
-            proxy.hold_answers() if arrives else proxy.stall()
-            committing.set()
-        return touched
+    async def at_commit(tx: Transaction) -> None:
+        await finish_evaluations(tx)
+        proxy.hold_answers() if arrives else proxy.stall()
+        committing.set()
 
-    monkeypatch.setattr(writer_module, "execute", at_commit)
+    monkeypatch.setattr(writer_module, "finish_evaluations", at_commit)
     writer = GraphWriter(proxy.url, bench.published.append, lambda: NOW)
     add = Add("once", transaction_id)
     reply = writer.post(add)
