@@ -201,3 +201,18 @@ async def test_a_queued_build_whose_output_refers_to_what_is_missing_leaves_the_
     assert await world.status("top") is S.CREATED
     await world.build("late")
     assert await world.status("top") is S.QUEUED
+
+
+async def test_a_new_reference_to_what_is_fetchable_does_not_block(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": [], "there": [], "late": []}, entries=["top", "there", "late"])
+    await world.build("there")
+    await world.start("top")
+    await world.commit(nar(out("top"), [out("there"), out("late")]))
+    assert (
+        await world.value(
+            "SELECT blocking_deps FROM derivation_build WHERE derivation = %s", await world.id("top")
+        )
+        == 1
+    )
+    await world.check()

@@ -15,6 +15,7 @@ SPREADING = {
     "lost_fetchability",
     "ripple_down",
     "ripple_up",
+    "add_blocking_deps",
     "seed_blocking_deps",
     "seed_missing_runtime_deps",
     "seed_unwalked_inputs",
