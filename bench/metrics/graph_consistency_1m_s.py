@@ -1,8 +1,9 @@
 """`graph.consistency_1m_s`: the consistency check on 1,000,000 derivations, while builds go on beside it.
 
 A tenth of them is wanted by running evaluations, and some columns have drifted. The same on half as many says
-how the time grows; and nobody holds row locks for long: what is measured is how long transactions that have
-written anything go on.
+how the time grows; and the check holds no row lock for long: what is measured is how long the transactions of
+its messages go on. The longest of all transactions is told too: an import of thousands of derivations is one,
+whether or not a check runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import attrs
 import trio
@@ -25,6 +26,9 @@ from bench.harness import Figure, Options, Result
 from bench.product import BenchFailed
 from gradient.graph.consistency import graph_consistency_report
 from gradient.graph.pg import Connection, fetch_all
+from gradient.graph.transaction import Alone, Message, Submit, Transaction
+
+T = TypeVar("T")
 
 LIMIT: Final = 180.0
 GROWTH: Final = 2.3
@@ -46,9 +50,35 @@ DRIFT: Final = (
 )
 
 
+@attrs.define(eq=False)
+class Timed(Alone, Generic[T]):
+    """A message of the check, and when it was its turn: it goes alone, so its transaction began then."""
+
+    message: Message[T]
+    begun: float = 0.0
+
+    async def apply(self, tx: Transaction) -> T:
+        self.begun = time.perf_counter()
+        return await self.message.apply(tx)
+
+
+@attrs.define(eq=False)
+class OwnLocks:
+    """How long the transactions of the check's messages went on; the longest counts."""
+
+    writer: Submit
+    longest: float = 0.0
+
+    async def submit(self, message: Message[T]) -> T:
+        timed = Timed(message)
+        answer = await self.writer(timed)
+        self.longest = max(self.longest, time.perf_counter() - timed.begun)
+        return answer
+
+
 @attrs.define
-class Locks:
-    """How long writing transactions went on, as samples saw them; the longest counts."""
+class AllLocks:
+    """How long writing transactions went on, whoever's, as samples saw them; the longest counts."""
 
     longest: float = 0.0
     _seen: dict[tuple[int, str], float] = attrs.field(factory=dict)
@@ -80,10 +110,10 @@ async def builds_beside(server: Server) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-async def check(cluster: Cluster, size: int) -> tuple[float, float]:
-    """The seconds of the check, and of the longest transaction meanwhile."""
+async def check(cluster: Cluster, size: int) -> tuple[float, float, float]:
+    """The seconds of the check, of the longest transaction of its messages, and of anybody's meanwhile."""
     url = await cluster.fresh()
-    locks = Locks()
+    locks = AllLocks()
     async with await Connection.connect(url) as connection:
         await populate(connection, size // 10 * 9, State.DONE)
         await populate(connection, size // 10, State.WAITING)
@@ -92,30 +122,36 @@ async def check(cluster: Cluster, size: int) -> tuple[float, float]:
         await connection.execute("VACUUM ANALYZE")
         async with serving(url) as server, trio.open_nursery() as nursery:
             nursery.start_soon(locks.watch, url)
+            own = OwnLocks(server.writer.submit)
             async with builds_beside(server):
                 start = time.perf_counter()
-                found = await graph_consistency_report(connection, server.writer.submit)
+                found = await graph_consistency_report(connection, own.submit)
                 seconds = time.perf_counter() - start
             nursery.cancel_scope.cancel()
             if found.clean:
                 raise BenchFailed("the check found nothing of what had drifted")
             if not (again := await graph_consistency_report(connection, server.writer.submit)).clean:
                 raise BenchFailed(f"a second check found {again}")
-    return seconds, locks.longest
+    return seconds, own.longest, locks.longest
 
 
 def run(name: str, folder: Path, options: Options) -> Result:
-    async def measure(cluster: Cluster) -> list[tuple[float, float]]:
+    async def measure(cluster: Cluster) -> list[tuple[float, float, float]]:
         return [await check(cluster, size) for size in SIZES]
 
-    (half, _), (seconds, longest) = on_cluster(folder, measure)
+    (half, *_), (seconds, own, anybody) = on_cluster(folder, measure)
     return Result(
         name,
         round(seconds, 2),
         "s",
         limit=f"at most {LIMIT:.0f} s and {GROWTH} times that of half, no row locked above {LOCK_LIMIT} s",
-        kept=seconds <= LIMIT and seconds <= GROWTH * half and longest <= LOCK_LIMIT,
-        details={"half_s": round(half, 2), "growth": round(seconds / half, 2), "lock_s": round(longest, 3)},
+        kept=seconds <= LIMIT and seconds <= GROWTH * half and own <= LOCK_LIMIT,
+        details={
+            "half_s": round(half, 2),
+            "growth": round(seconds / half, 2),
+            "lock_s": round(own, 3),
+            "longest_beside_s": round(anybody, 3),
+        },
     )
 
 

@@ -21,7 +21,7 @@ from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.predicates import build_edge
 from gradient.graph.runtime_can_start import complete_among, seed_missing_runtime_deps
 from gradient.graph.statements import Statement
-from gradient.graph.transaction import Transaction, ordered
+from gradient.graph.transaction import Alone, Transaction, ordered
 from gradient.graph.walk_completeness import count_unwalked_inputs, unwalk_derivations
 
 
@@ -120,7 +120,7 @@ async def orphan_derivations(
 
 
 @attrs.frozen
-class CollectDerivations:
+class CollectDerivations(Alone):
     """Delete those of the candidates that no root reaches now (writer message); answers how many went."""
 
     candidates: tuple[int, ...]

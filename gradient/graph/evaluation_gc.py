@@ -20,7 +20,7 @@ from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.predicates import any_of, live_evaluation, open_predicate
 from gradient.graph.reachability import adopt_pending_closures
 from gradient.graph.statements import Statement
-from gradient.graph.transaction import Transaction, ordered
+from gradient.graph.transaction import Alone, Transaction, ordered
 from gradient.model import EVALUATION_TERMINAL
 
 # By the stamps of its phases, which a wedged evaluation does not renew; `updated_at` it might.
@@ -85,7 +85,7 @@ async def expired_evaluations(
 
 
 @attrs.frozen
-class CollectEvaluations:
+class CollectEvaluations(Alone):
     """Delete evaluations (writer message); answers which. One that is active by now stays."""
 
     ids: tuple[int, ...]

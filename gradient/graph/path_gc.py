@@ -15,7 +15,7 @@ import attrs
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.retire import retire_cached_paths
 from gradient.graph.statements import Statement
-from gradient.graph.transaction import Transaction
+from gradient.graph.transaction import Alone, Transaction
 
 
 def _unneeded(p: str) -> str:
@@ -71,7 +71,7 @@ async def unneeded_paths(
 
 
 @attrs.frozen
-class CollectPaths:
+class CollectPaths(Alone):
     """Retire those of the paths (hash parts) that nothing needs now (writer message).
 
     Answers what they referred to, which may be needed no more either.

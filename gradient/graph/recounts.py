@@ -14,12 +14,12 @@ from gradient.graph.can_start import repair_can_start, repair_fetchable
 from gradient.graph.need import recount_wanted, settle_skipped, skip_unwanted
 from gradient.graph.reachability import adopt_pending
 from gradient.graph.runtime_can_start import RECOUNT_MISSING_RUNTIME_DEPS
-from gradient.graph.transaction import Transaction, ordered
+from gradient.graph.transaction import Alone, Transaction, ordered
 from gradient.graph.walk_completeness import RECOUNT_UNWALKED_INPUTS
 
 
 @attrs.frozen
-class RecountUnwalkedInputs:
+class RecountUnwalkedInputs(Alone):
     """Count the unwalked inputs of these derivations, which are all whose count is wrong, afresh (writer
     message)."""
 
@@ -33,7 +33,7 @@ class RecountUnwalkedInputs:
 
 
 @attrs.frozen
-class RecountMissingRuntimeDeps:
+class RecountMissingRuntimeDeps(Alone):
     """Count the missing runtime dependencies of these shared builds, which are all whose count is wrong,
     afresh (writer message)."""
 
@@ -47,7 +47,7 @@ class RecountMissingRuntimeDeps:
 
 
 @attrs.frozen
-class RepairFetchable:
+class RepairFetchable(Alone):
     """Write `fetchable` of these shared builds as its predicate says (writer message)."""
 
     ids: tuple[int, ...]
@@ -58,7 +58,7 @@ class RepairFetchable:
 
 
 @attrs.frozen
-class RecountWanted:
+class RecountWanted(Alone):
     """Write the needs-build mark of these shared builds, which are all whose mark is wrong, and settle them
     (writer message)."""
 
@@ -71,7 +71,7 @@ class RecountWanted:
 
 
 @attrs.frozen
-class SettleSkipped:
+class SettleSkipped(Alone):
     """Thaw and skip these shared builds as their marks say (writer message)."""
 
     ids: tuple[int, ...]
@@ -90,7 +90,7 @@ class CanStartMended:
 
 
 @attrs.frozen
-class RepairCanStart:
+class RepairCanStart(Alone):
     """Recount `blocking_deps` of these shared builds, un-queue, then queue (writer message)."""
 
     ids: tuple[int, ...]
@@ -103,7 +103,7 @@ class RepairCanStart:
 
 
 @attrs.frozen
-class AdoptPending:
+class AdoptPending(Alone):
     """Name shared builds for evaluations that wait for them, as (evaluation, derivation) (writer message)."""
 
     names: tuple[tuple[int, int], ...]

@@ -49,6 +49,13 @@ class Message(Protocol[T_co]):
         ...
 
 
+class Alone:
+    """A message that has a transaction to itself: it is about a large part of the graph. Nobody's row locks
+    are held while it reads that, and its own are gone as soon as it is done."""
+
+    __slots__ = ()
+
+
 class Submit(Protocol):
     """`GraphWriter.submit`: the result of a message once it is committed."""
 

@@ -1,10 +1,11 @@
 """The graph writer: one task, one channel, first in first out. Layer: graph.
 
 Consecutive messages share one transaction, and no caller is answered before the commit: a commit costs
-half a millisecond here and a build needs at least five messages. A content error fails its own message,
-under a savepoint; a deadlock, a serialisation failure or a transaction that went bad unnoticed retries
-the whole transaction. A connection lost at COMMIT leaves open whether that arrived: the next run asks for
-the token the transaction left (docs/adr/0022). `Moves` are published after the commit, synchronously.
+half a millisecond here and a build needs at least five messages. Large ones go alone. A content error
+fails its own message, under a savepoint; a deadlock, a serialisation failure or a transaction that went
+bad unnoticed retries the whole transaction. A connection lost at COMMIT leaves open whether that arrived:
+the next run asks for the token the transaction left (docs/adr/0022). `Moves` are published after the
+commit, synchronously.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gradient.graph.moves import Moves
 from gradient.graph.pg import Connection, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS, is_content_error, is_retryable
 from gradient.graph.statements import Statement
-from gradient.graph.transaction import Message, Transaction, graph_transaction
+from gradient.graph.transaction import Alone, Message, Transaction, graph_transaction
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -110,6 +111,8 @@ class GraphWriter:
     _receive: trio.MemoryReceiveChannel[_Request] = attrs.field(init=False)
     # Requests taken from the channel whose transaction is not committed yet: a restart runs them again.
     _taken: list[_Request] = attrs.field(factory=list, init=False)
+    # At most one that was taken too, but goes alone: in the next transaction.
+    _next: list[_Request] = attrs.field(factory=list, init=False)
     # Set while a COMMIT is not answered; its requests are those in `_taken`.
     _doubt: _Doubt | None = attrs.field(default=None, init=False)
 
@@ -163,28 +166,37 @@ class GraphWriter:
         """Nobody runs this writer any more: whoever waits for an answer is told so. For who gives up
         running it again; stopping twice is fine."""
         self._send.close()
-        waiting = list(self._taken)
+        waiting = [*self._taken, *self._next]
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             while True:
                 waiting.append(self._receive.receive_nowait())
         self._receive.close()
-        self._taken = []
+        self._taken, self._next = [], []
         for request in waiting:
             request.fail(WriterStopped("the server is stopping"))
 
     async def _take(self) -> bool:
         """Fill `_taken` with the next messages; False when the channel is closed and empty."""
         if not self._taken:
+            self._taken, self._next = self._next, []
+        if not self._taken:
             try:
                 self._taken.append(await self._receive.receive())
             except trio.EndOfChannel:
                 return False
-        while len(self._taken) < SHARED_MESSAGES:
+        while self._has_room():
             try:
-                self._taken.append(self._receive.receive_nowait())
+                request = self._receive.receive_nowait()
             except (trio.WouldBlock, trio.EndOfChannel):
                 break
+            goes = self._next if isinstance(request.message, Alone) else self._taken
+            goes.append(request)
         return True
+
+    def _has_room(self) -> bool:
+        """Whether another message may share the transaction."""
+        alone = self._next or isinstance(self._taken[0].message, Alone)
+        return not alone and len(self._taken) < SHARED_MESSAGES
 
     async def _settle_doubt(self, connection: Connection) -> None:
         """Answer what the run before had committed without being told so."""

@@ -18,7 +18,7 @@ from gradient.graph.evaluations import finish_evaluations
 from gradient.graph.moves import Moves
 from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS
-from gradient.graph.transaction import Rejected, Transaction
+from gradient.graph.transaction import Alone, Rejected, Transaction
 from gradient.graph.writer import GraphWriter, WriterStopped
 from tests.graph.conftest import Proxy, Sweep
 
@@ -108,6 +108,47 @@ async def test_more_than_one_transaction_takes_keeps_the_order(
     posted = [running.writer.post(Add(f"p{i}", transaction_id)) for i in range(count)]
     assert len({await reply.result() for reply in posted}) == 2
     assert await projects(connection) == [f"p{i}" for i in range(count)]
+
+
+@attrs.define
+class AddAlone(Add, Alone):
+    """Has a transaction to itself."""
+
+
+async def test_a_large_message_has_a_transaction_to_itself(running: Bench, connection: Connection) -> None:
+    kinds = (Add, Add, AddAlone, AddAlone, Add, AddAlone, Add, Add)
+    posted = [running.writer.post(kind(f"p{number}", transaction_id)) for number, kind in enumerate(kinds)]
+    before, same, large, larger, between, last, after, same_after = [await reply.result() for reply in posted]
+    assert (before, after) == (same, same_after)
+    assert len({before, large, larger, between, last, after}) == 6
+    assert await projects(connection) == [f"p{number}" for number in range(len(kinds))]
+
+
+async def test_a_large_message_waits_behind_those_that_are_tried_again(
+    bench: Bench, connection: Connection
+) -> None:
+    """Also over a restart, and when the channel is closed meanwhile."""
+    posted = [
+        bench.writer.post(message)
+        for message in (Add("first", failing(3, "40P01")), AddAlone("large"), Add("last"))
+    ]
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        await bench.writer.run()
+    await run_to_its_end(bench)
+    assert [await reply.result() for reply in posted] == ["at last", "large", "last"]
+    assert await projects(connection) == ["first", "large", "last"]
+
+
+async def test_who_waits_for_a_large_message_is_told_of_the_stop(bench: Bench) -> None:
+    posted = [
+        bench.writer.post(message) for message in (Add("first", failing(3, "40P01")), AddAlone("large"))
+    ]
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        await bench.writer.run()
+    bench.writer.stop()
+    for reply in posted:
+        with pytest.raises(WriterStopped):
+            await reply.result()
 
 
 async def test_a_refused_message_fails_alone_and_leaves_nothing(
