@@ -194,8 +194,12 @@ async def repair_cached_shared_builds_for_eval(tx: Transaction, closure: Collect
     rows = await tx.rows(COMPLETE_CACHED, closure=ordered(closure), now=tx.now)
     changes = [BuildChange(i, BuildStatus(old), BuildStatus.COMPLETED) for i, old in rows]
     tx.moves.change(changes)
-    held = [change.derivation for change in changes]
-    if not held:
-        return
-    await became_fetchable(tx, await lock_shared_builds(tx, held), held)
-    await update_and_settle_need(tx, held)
+    if changes:
+        await advance_fetchable(tx, [change.derivation for change in changes])
+
+
+async def advance_fetchable(tx: Transaction, completed: Collection[int]) -> None:
+    """Let what needs these builds go on, which were completed without a job: they are fetchable where their
+    closures are complete. What only they needed is needed no more."""
+    await became_fetchable(tx, await lock_shared_builds(tx, completed), completed)
+    await update_and_settle_need(tx, completed)
