@@ -32,6 +32,7 @@ from gradient.nursery.health import HealthTable
 from gradient.nursery.periodic import periodic
 from gradient.nursery.supervise import supervise
 from gradient.passes.consistency import CONSISTENCY_BUDGET, check_graph
+from gradient.passes.fetches import Fetches
 from gradient.passes.garbage import Garbage
 from gradient.passes.nar_files import NarFiles
 from gradient.passes.scheduler import Scheduler
@@ -48,6 +49,7 @@ log = structlog.get_logger()
 TICK: Final = 5.0  # seconds between two runs of a pass that nobody woke
 RESYNC: Final = 60.0
 REMOVALS: Final = 60.0  # between two looks for objects to remove
+RECORDS: Final = 60.0  # between two records of what was fetched
 PASS_BUDGET: Final = 120.0
 GARBAGE_BUDGET: Final = 1800.0
 
@@ -72,14 +74,18 @@ class Server:
     hub: LiveHub = attrs.field(factory=LiveHub)
     writer: GraphWriter = attrs.field(init=False)
     scheduler: Scheduler = attrs.field(init=False)
+    garbage: Garbage = attrs.field(init=False)
     # Known once the first rows are there.
     sessions: Sessions = attrs.field(init=False)
     site: Site = attrs.field(init=False)
     nar_files: NarFiles = attrs.field(init=False)
+    fetches: Fetches = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.writer = GraphWriter(self.url, self.publish, now)
         self.scheduler = Scheduler(self.writer, self.readers, self.settings.build, now)
+        gc, evaluations = self.settings.gc, self.settings.eval
+        self.garbage = Garbage(self.readers, self.writer.submit, gc, evaluations, now)
 
     def publish(self, moves: Moves) -> None:
         """What a transaction moved goes to everybody who follows it. Never blocks."""
@@ -87,6 +93,7 @@ class Server:
         self.sessions.moved(moves)
         self.hub.publish(moves)
         self.nar_files.moved(moves)
+        self.garbage.moved(moves)
 
     async def prepare(self) -> None:
         """Migrations, first rows, recovery; then what needs to know the cache. Raises PostgresError."""
@@ -97,6 +104,7 @@ class Server:
         store = await trio.to_thread.run_sync(NarStore.open, self.data.store, self.settings.nar.url)
         claims = PathClaims()
         self.nar_files = NarFiles(self.readers, self.writer.submit, store, claims)
+        self.fetches = Fetches(self.writer.submit, first.cache)
         cache = Cache(first.cache, FIRST_CACHE, self.files.signing_key)
         side = CacheSide(
             first.cache,
@@ -123,6 +131,7 @@ class Server:
             clock=now,
             claims=claims,
             suspect=self.nar_files.suspect,
+            fetched=self.fetches.note,
         )
 
     async def _prepare_database(self) -> FirstRows:
@@ -192,6 +201,7 @@ class Server:
             ("unconfirmed aborts", scheduler.abandon_unconfirmed, RESYNC, None),
             ("missing objects", files.look_for_suspected, RESYNC, files.missed),
             ("object removal", files.remove_retired, REMOVALS, None),
+            ("record of fetches", self.fetches.record, RECORDS, None),
         ):
             yield partial(a_pass, name, interval, pass_fn=run, wake=wake)
         if interval := self.settings.metrics.graph_consistency_interval_secs:
@@ -206,7 +216,14 @@ class Server:
                 health=self.health,
                 recoverable=UNRECORDED,
             )
-        gc = self.settings.gc
-        if gc.interval_secs:
-            garbage = Garbage(self.readers, self.writer.submit, gc, self.settings.eval, now)
-            yield partial(a_pass, "garbage", gc.interval_secs, pass_fn=garbage.collect, budget=GARBAGE_BUDGET)
+        if interval := self.settings.gc.interval_secs:
+            collects = partial(a_pass, budget=GARBAGE_BUDGET)
+            garbage = self.garbage
+            yield partial(collects, "garbage", interval, pass_fn=garbage.collect)
+            yield partial(
+                collects,
+                "old evaluations",
+                interval,
+                pass_fn=garbage.collect_evaluations,
+                wake=garbage.ended,
+            )

@@ -146,13 +146,11 @@ async def _move_builds(
 
 
 def _entries(batch: CheckedBatch, walked: Walked) -> dict[str, int]:
-    """The derivation that each attribute names; of two the first, as when they come in two batches."""
-    entries: dict[str, int] = {}
+    """The derivation that each attribute names."""
     for attr, path in batch.entry_points:
         if path not in walked.ids:
             raise Rejected(f"entry point {attr} names {path}, which was never sent")
-        entries.setdefault(attr, walked.ids[path])
-    return entries
+    return {attr: walked.ids[path] for attr, path in batch.entry_points}
 
 
 async def _write_limits(tx: Transaction, derivations: dict[int, CheckedDerivation]) -> None:

@@ -1,7 +1,8 @@
 """Collecting garbage: old evaluations, then derivations nobody reaches, then paths nobody needs.
 
-Layer: passes. Each step finds its candidates on a reader's connection and has the graph writer look again
-and delete, a bounded chunk a message, so that nobody waits long behind it.
+Layer: passes. Evaluations also go as soon as another one has ended: a task never has many more than it keeps,
+and those of an hour never go at once. Each step finds its candidates on a reader's connection and has the
+graph writer look again and delete, a bounded chunk a message, so that nobody waits long behind it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import structlog
 
 from gradient.graph.derivation_gc import CollectDerivations, orphan_derivations
 from gradient.graph.evaluation_gc import CollectEvaluations, expired_evaluations
+from gradient.graph.moves import Moves
 from gradient.graph.path_gc import Ages, CollectPaths, unneeded_paths
 from gradient.graph.pg_pool import Pool
 from gradient.graph.transaction import Submit
+from gradient.model import EVALUATION_TERMINAL
+from gradient.nursery.kick import Kick
 from gradient.settings.tables import Eval, Gc
 
 log = structlog.get_logger()
@@ -40,6 +44,13 @@ class Garbage:
     settings: Gc
     eval: Eval
     clock: Callable[[], datetime]
+    # Wakes the pass that collects evaluations: one has ended, so that an older one may go.
+    ended: Kick = attrs.field(factory=Kick)
+
+    def moved(self, moves: Moves) -> None:
+        """Take what a transaction moved. Never blocks."""
+        if not EVALUATION_TERMINAL.isdisjoint(moves.evaluations.values()):
+            self.ended.set()
 
     async def collect(self) -> None:
         """Everything that may go now, in the order in which one thing lets go of the next."""
@@ -54,10 +65,11 @@ class Garbage:
             expired = await expired_evaluations(
                 connection, keep_without_task=self.eval.max_keep, wedged_before=wedged_before
             )
+        collected = 0
         for ids in _chunks(expired, EVALUATIONS_AT_ONCE):
-            await self.submit(CollectEvaluations(ids))
-        if expired:
-            log.info("evaluations collected", evaluations=len(expired))
+            collected += len(await self.submit(CollectEvaluations(ids)))
+        if collected:
+            log.info("evaluations collected", evaluations=collected)
 
     async def collect_derivations(self) -> None:
         """Derivations outside the closure of everything that is named."""

@@ -61,8 +61,9 @@ async def nar(site: Site, name: str, digits: str) -> Response:
     _check_name(site, name)
     if _FILE_HASH.fullmatch(digits) is None:
         raise NotFound("no such NAR")
+    file_hash = f"sha256:{digits}"
     async with site.readers.connection() as connection:
-        found = await served_nar(connection, site.cache.id, f"sha256:{digits}")
+        found = await served_nar(connection, site.cache.id, file_hash)
     if found is None:
         raise NotFound("no such NAR")
     size = found.file_size
@@ -74,7 +75,11 @@ async def nar(site: Site, name: str, digits: str) -> Response:
     part = span or Span(0, size)
     if span is not None:
         headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
-    body = b"" if request.method == "HEAD" else await _body(site, found.store_path, part)
+    body: Pieces | bytes = b""
+    if request.method != "HEAD":
+        body = await _body(site, found.store_path, part)
+        if part.start == 0:  # what is read in parts is fetched once
+            site.fetched(file_hash)
     response = Response(body, 206 if span else 200, headers, content_type="application/x-nix-nar")
     # Set last: for a HEAD it is not that of the body, which Quart would write here.
     response.headers["Content-Length"] = str(part.size)

@@ -80,6 +80,8 @@ class Site:
     claims: PathClaims = attrs.field(factory=PathClaims)
     # Called with the hash part of a path whose object is not there.
     suspect: Callable[[str], None] = lambda _: None
+    # Called with the file hash of a NAR that somebody fetches.
+    fetched: Callable[[str], None] = lambda _: None
     gate: Gate = attrs.field(init=False)
     uploads: Uploads = attrs.field(init=False)
 

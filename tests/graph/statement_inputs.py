@@ -95,6 +95,7 @@ FIXED: Final[Mapping[str, Any]] = {
         ]
     ),
     "caches": [1] * MANY,
+    "times": [1] * MANY,
     "signatures": ["key:c2ln"] * MANY,
     "metrics": json.dumps(
         [{"derivation": i, "worker_id": _WORKER, "build_time_ms": 1, "oom_killed": False} for i in _IDS]
@@ -213,7 +214,7 @@ _STORED: Final = f"SELECT file_hash FROM cached_path WHERE hash = md5('out' || {
 
 
 # The parameters that come from there.
-READ: Final = ("hashes", "names", "hash", "assignment", "file_hash")
+READ: Final = ("hashes", "names", "hash", "assignment", "file_hash", "file_hashes")
 
 
 class NoValue(LookupError):
@@ -225,7 +226,9 @@ async def read_inputs(connection: Connection) -> Mapping[str, Any]:
     ((hashes, names, hash_part),) = await fetch_all(connection, _KNOWN)
     ((assignment,),) = await fetch_all(connection, _OPEN)
     ((file_hash,),) = await fetch_all(connection, _STORED)
-    return {**FIXED, **dict(zip(READ, (hashes, names, hash_part, assignment, file_hash), strict=True))}
+    file_hashes = [f"sha256:{known}" for known in hashes]
+    read = (hashes, names, hash_part, assignment, file_hash, file_hashes)
+    return {**FIXED, **dict(zip(READ, read, strict=True))}
 
 
 def inputs_of(statement: Statement, inputs: Mapping[str, Any]) -> dict[str, Any]:

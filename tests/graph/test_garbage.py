@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from gradient.graph.assignments import ClaimEvaluation
-from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, EvaluationPhase
+from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, EvaluationPhase, FailEvaluation
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection
 from gradient.graph.pg_pool import Pool
 from gradient.graph.record import Record
 from gradient.graph.writer import GraphWriter
 from gradient.model import EntryPoint, EvaluationStatus, Repository
+from gradient.nursery.health import HealthTable
+from gradient.nursery.periodic import periodic
 from gradient.passes import garbage
 from gradient.passes.garbage import Garbage
 from gradient.settings.tables import Eval, Gc
@@ -47,14 +52,19 @@ class Yard:
     clock: Clock
     world: World
 
-    async def evaluate(self, name: str, *below: str) -> int:
-        """An evaluation of a chain, all of it walked, that was aborted in the end."""
+    async def begin(self) -> int:
+        """An evaluation that a worker evaluates."""
         evaluation = await self.writer.submit(
             CreateEvaluation("main", Repository("git+https://example.org/x"))
         )
         assignment = await self.writer.submit(ClaimEvaluation(evaluation, WORKER, "w"))
         assert assignment is not None
         await self.writer.submit(EvaluationPhase(assignment, EvaluationStatus.EVALUATING_DERIVATION))
+        return evaluation
+
+    async def evaluate(self, name: str, *below: str) -> int:
+        """An evaluation of a chain, all of it walked, that was aborted in the end."""
+        evaluation = await self.begin()
         chain = [name, *below]
         await self.writer.submit(CommitNars(1, tuple(nar(drv(link)) for link in chain)))
         walked = tuple(derivation(link, chain[i + 1 : i + 2]) for i, link in enumerate(chain))
@@ -73,8 +83,10 @@ async def yard(connection: Connection, pool: Pool, database_url: str) -> AsyncIt
     clock = Clock()
     async with trio.open_nursery() as nursery:
         writer = GraphWriter(database_url, lambda moves: None, clock)
+        garbage = Garbage(pool, writer.submit, Gc(), Eval(max_keep=2), clock)
+        writer.publish = garbage.moved
         await nursery.start(writer.run)
-        yield Yard(writer, Garbage(pool, writer.submit, Gc(), Eval(max_keep=2), clock), clock, world)
+        yield Yard(writer, garbage, clock, world)
         writer.close()
 
 
@@ -96,6 +108,37 @@ async def test_one_thing_lets_go_of_the_next(yard: Yard, monkeypatch: pytest.Mon
     assert await yard.count("cached_path") == 5
     assert await yard.count("retired_nar") == 11
     await yard.world.check()
+
+
+async def test_an_old_evaluation_goes_as_soon_as_another_has_ended(yard: Yard) -> None:
+    """Nobody waits for an hour to pass."""
+    collects = partial(
+        periodic, "old evaluations", math.inf, 60, yard.garbage.collect_evaluations, health=HealthTable()
+    )
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(collects, wake=yard.garbage.ended))
+            for number in range(5):
+                await yard.evaluate(f"top{number}")
+            while await yard.count("evaluation") > 2:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+
+async def test_an_evaluation_that_goes_on_wakes_no_collector(yard: Yard) -> None:
+    woken = False
+
+    async def sleep() -> None:
+        nonlocal woken
+        await yard.garbage.ended.wait()
+        woken = True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleep)
+        evaluation = await yard.begin()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not woken
+        await yard.writer.submit(FailEvaluation(evaluation, "test", "it broke"))
 
 
 async def test_what_is_set_to_be_kept_is_kept(yard: Yard) -> None:

@@ -156,6 +156,27 @@ async def test_an_object_that_is_gone_is_404(web: Web) -> None:
     assert missed == [hash_part("a")]
 
 
+async def test_a_fetch_is_noted_once_and_nothing_else_is(web: Web) -> None:
+    info, data = await stored(web)
+    url = f"/cache/main/{info.url}"
+    fetched: list[str] = []
+    web.site.fetched = fetched.append
+    await ask(web, "GET", PATH)
+    await ask(web, "HEAD", url)
+    await ask(web, "GET", url, Range=f"bytes={len(data)}-")
+    await ask(web, "GET", url.replace("nar.zst", "nar.xz"))
+    assert fetched == []
+    assert (await ask(web, "GET", url))[2] == data
+    assert fetched == [info.file_hash]
+    # In two parts.
+    await ask(web, "GET", url, Range="bytes=0-4")
+    await ask(web, "GET", url, Range="bytes=5-")
+    assert fetched == [info.file_hash] * 2
+    await web.site.store.delete(nar_key(store_path("a")))
+    await ask(web, "GET", url)
+    assert fetched == [info.file_hash] * 2
+
+
 async def test_a_large_nar_is_read_piece_by_piece(web: Web) -> None:
     """A client that does not read keeps neither the object in memory nor a thread."""
     info, data = await stored(web, os.urandom(20 * PIECE))
