@@ -130,7 +130,7 @@ class Assignment:
 
 @attrs.frozen
 class ClaimBuild(Joint[int | None]):
-    """Hand a queued build to a worker (writer message): the seed's `claim_assignment` for builds.
+    """Hand a queued build to a worker (writer message).
 
     Answers the assignment id, None when the build is not Queued any more or somebody has it.
     """
@@ -151,22 +151,28 @@ class ClaimBuild(Joint[int | None]):
     @classmethod
     async def apply_together(cls, tx: Transaction, messages: Sequence[Self]) -> list[int | None]:
         """Insert the open rows and the running attempts."""
-        rows = await tx.rows(
-            CLAIM_BUILDS,
-            ids=[claim.derivation for claim in messages],
-            cache_available=[claim.cache_available for claim in messages],
-            workers=[str(claim.worker) for claim in messages],
-            names=[claim.worker_name for claim in messages],
-            scores=[claim.score for claim in messages],
-            now=tx.now,
-        )
-        assignments: dict[int, int] = dict(rows)
+        assignments = await claim_assignment(tx, messages)
         return [assignments.get(claim.derivation) for claim in messages]
+
+
+async def claim_assignment(tx: Transaction, claims: Sequence[ClaimBuild]) -> dict[int, int]:
+    """Hand out those builds that are still Queued as what their job was made from; the rest is dropped.
+    Returns the assignment of each, by its derivation."""
+    rows = await tx.rows(
+        CLAIM_BUILDS,
+        ids=[claim.derivation for claim in claims],
+        cache_available=[claim.cache_available for claim in claims],
+        workers=[str(claim.worker) for claim in claims],
+        names=[claim.worker_name for claim in claims],
+        scores=[claim.score for claim in claims],
+        now=tx.now,
+    )
+    return dict(rows)
 
 
 @attrs.frozen
 class ClaimEvaluation:
-    """Hand a queued evaluation to a worker (writer message): `claim_assignment` for flake jobs."""
+    """Hand a queued evaluation to a worker (writer message)."""
 
     evaluation: int
     worker: UUID

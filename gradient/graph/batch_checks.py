@@ -55,7 +55,10 @@ def check_batch(
     # Most batches name a few paths again and again.
     parse = cache(StorePath.parse)
     drv_paths: set[str] = set()
-    checked = {d.drv_path: _named_fault(d, drv_paths, parse) for d in derivations}
+    checked: dict[str, CheckedDerivation] = {}
+    for derivation in derivations:
+        # Of two records the first one stays, as it does when they come in two batches.
+        checked.setdefault(derivation.drv_path, _named_fault(derivation, drv_paths, parse))
     for entry in entry_points:
         _check_entry(entry, drv_paths)
     return CheckedBatch(checked, tuple((entry.attr, entry.drv_path) for entry in entry_points))
@@ -121,7 +124,10 @@ def _check_entry(entry: EntryPoint, drv_paths: set[str]) -> None:
         fault = f"is longer than {MAX_ATTR} bytes"
     if fault:
         raise Rejected(f"{excerpt(entry.drv_path)}: its attribute path {excerpt(entry.attr)} {fault}")
-    _check_drv_paths([entry.drv_path], drv_paths)
+    try:
+        _check_drv_paths([entry.drv_path], drv_paths)
+    except Rejected as error:
+        raise Rejected(f"attribute {excerpt(entry.attr)}: {error}") from error
 
 
 # --- faults, as the end of a sentence -------------------------------------------------------------

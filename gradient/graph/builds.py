@@ -377,6 +377,8 @@ async def _complete(tx: Transaction, reports: Sequence[tuple[BuildCompleted, _Re
             now=tx.now,
         )
     )
+    # Aborted and wanted again meanwhile: what could not begin anew yet need not.
+    await settle_held(tx, [found.derivation for _, found in reports if found.derivation not in written])
     if not written:
         return
     ended = [found for _, found in reports if found.derivation in written]
@@ -418,6 +420,8 @@ class BuildFailed:
         await close_attempt(tx, self.assignment, decision.outcome, decision.reason, message)
         if status in {BuildStatus.QUEUED, BuildStatus.BUILDING}:
             await _apply_decision(tx, job.derivation, BuildStatus(status), decision)
+        else:
+            await settle_held(tx, [job.derivation])
         unavailable = decision.reason is AttemptReason.INPUTS_UNAVAILABLE
         if unavailable and self.missing_paths and loops < self.limits.inputs_unavailable_max_loops:
             await heal_missing_inputs(tx, job.derivation, self.missing_paths, job.dispatched_at)

@@ -216,10 +216,10 @@ async def _mark_fetchable(tx: Transaction, ids: Collection[int]) -> list[int]:
     return [i for i, _, _ in rows]
 
 
-async def lost_fetchability(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> list[int]:
+async def clear_fetchable(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> list[int]:
     """Clear the mark of those of `ids` it holds for no more, raise `blocking_deps` above them and take
-    Queued ones without an assignment out of the queue. Returns the rows that flipped; the caller
-    updates the need below them."""
+    Queued ones without an assignment out of the queue. Returns the rows that flipped: they want again what
+    they refer to, so this is for `need.lost_fetchability` alone."""
     lock.check(tx, ids)
     flipped = await tx.ids(LOST_FETCHABILITY, ids=ordered(ids))
     if flipped:

@@ -7,9 +7,9 @@ NARs or its batch came first makes no difference.
 
 from __future__ import annotations
 
-from gradient.graph.can_start import became_fetchable, lost_fetchability
+from gradient.graph.can_start import became_fetchable
 from gradient.graph.locks import SharedBuildLock, lock_shared_builds
-from gradient.graph.need import update_and_settle_need
+from gradient.graph.need import lost_fetchability, update_and_settle_need
 from gradient.graph.runtime_can_start import Completeness
 from gradient.graph.transaction import Transaction
 
@@ -20,9 +20,7 @@ async def spread_completeness(
     """Mark and clear `fetchable` where a closure flipped. A row that lost and regained its closure in
     one event ends where it was: both marks read the predicate as it is now."""
     if flips.lost:
-        lock = await lock_shared_builds(tx, flips.lost, held)
-        changed = await lost_fetchability(tx, lock, flips.lost)
-        await update_and_settle_need(tx, changed)
+        await lost_fetchability(tx, await lock_shared_builds(tx, flips.lost, held), flips.lost)
     if flips.gained:
         lock = await lock_shared_builds(tx, flips.gained, held)
         changed = await became_fetchable(tx, lock, flips.gained)

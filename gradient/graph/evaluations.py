@@ -13,6 +13,7 @@ from typing import Any, Final
 import attrs
 
 from gradient.graph.assignments import close_assignment, mark_abort_sent, open_assignment
+from gradient.graph.batch_checks import drv_path
 from gradient.graph.counters import eval_counters
 from gradient.graph.messages import add_messages
 from gradient.graph.moves import BuildChange, JobAbort
@@ -101,8 +102,8 @@ IS_CLAIMED: Final = Statement(
 WALK_GAP: Final = Statement(
     "walk_gap",
     """
-    SELECT gap.name, gap.walked FROM build_job j, LATERAL (
-        SELECT d.id, d.name, d.walked FROM derivation d
+    SELECT gap.hash, gap.name, gap.walked FROM build_job j, LATERAL (
+        SELECT d.id, d.hash, d.name, d.walked FROM derivation d
         WHERE d.id = j.derivation AND (NOT d.walked OR d.unwalked_inputs > 0) OFFSET 0) gap
     WHERE j.evaluation = %(evaluation)s ORDER BY gap.walked, gap.id LIMIT 1
     """,
@@ -363,10 +364,11 @@ class EvalStreamCompleted:
         return False
 
 
-def _gap_in_words(name: str, walked: bool) -> str:
+def _gap_in_words(hash_part: str, name: str, walked: bool) -> str:
+    path = drv_path(hash_part, name)
     if walked:
-        return f"something that {name} needs has no record: it was taken out of the graph meanwhile"
-    return f"the worker ended its job without the record of {name}, which others need"
+        return f"something that {path} needs has no record: it was taken out of the graph meanwhile"
+    return f"the worker ended its job without the record of {path}, which others need"
 
 
 @attrs.frozen

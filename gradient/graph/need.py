@@ -12,8 +12,8 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.can_start import became_fetchable, promote, unpromote_ungated
-from gradient.graph.locks import lock_shared_builds
+from gradient.graph.can_start import became_fetchable, clear_fetchable, promote, unpromote_ungated
+from gradient.graph.locks import SharedBuildLock, lock_shared_builds
 from gradient.graph.moves import BuildChange
 from gradient.graph.predicates import (
     any_of,
@@ -330,6 +330,12 @@ async def update_and_settle_need(
         due = await settle_need(tx, await update_need(tx, due, only_gains=only_gains))
         only_gains = True
         await settle_held(tx, due)
+
+
+async def lost_fetchability(tx: Transaction, lock: SharedBuildLock, ids: Collection[int]) -> None:
+    """Those of `ids` that are fetchable no more block what needs them, take it out of the queue, and want
+    again what they refer to."""
+    await update_and_settle_need(tx, await clear_fetchable(tx, lock, ids))
 
 
 async def settle_held(tx: Transaction, ids: Collection[int]) -> None:

@@ -146,11 +146,13 @@ async def _move_builds(
 
 
 def _entries(batch: CheckedBatch, walked: Walked) -> dict[str, int]:
-    """The derivation that each attribute names."""
+    """The derivation that each attribute names; of two the first, as when they come in two batches."""
+    entries: dict[str, int] = {}
     for attr, path in batch.entry_points:
         if path not in walked.ids:
             raise Rejected(f"entry point {attr} names {path}, which was never sent")
-    return {attr: walked.ids[path] for attr, path in batch.entry_points}
+        entries.setdefault(attr, walked.ids[path])
+    return entries
 
 
 async def _write_limits(tx: Transaction, derivations: dict[int, CheckedDerivation]) -> None:

@@ -36,7 +36,7 @@ ABANDON_OPEN: Final = Statement(
     "abandon_open_assignments",
     f"""
     UPDATE dispatched_job SET finished_at = %(now)s, outcome = {int(DispatchOutcome.ABANDONED)}
-    WHERE finished_at IS NULL
+    WHERE finished_at IS NULL RETURNING derivation
     """,
 )
 ABORT_RUNNING_ATTEMPTS: Final = Statement(
@@ -113,15 +113,15 @@ class Recovered:
 async def recover_interrupted_work(connection: Connection, now: datetime) -> Recovered:
     """Close what was open, requeue what was running. All or nothing."""
     async with graph_transaction(connection, now) as tx:
-        assignments = await tx.run(ABANDON_OPEN, now=now)
+        abandoned = await tx.ids(ABANDON_OPEN, now=now)
         await tx.run(ABORT_RUNNING_ATTEMPTS, now=now)
         builds = await tx.ids(REQUEUE_ALL_BUILDING, now=now)
         queued = await tx.ids(ALL_QUEUED)
-        await settle_held(tx, queued)
+        await settle_held(tx, {*queued, *(i for i in abandoned if i is not None)})
         await skip_unwanted(tx, await unpromote_ungated(tx, queued))
         evaluations = await tx.ids(REQUEUE_EVALUATIONS, now=now)
         await tx.run(CLOSE_CLUSTER_ATTEMPTS, now=now)
         await tx.run(REQUEUE_CLUSTERS, now=now)
         await tx.run(UNPARK_DRAINING, now=now)
         await finish_evaluations(tx)
-    return Recovered(assignments, len(builds), len(evaluations))
+    return Recovered(len(abandoned), len(builds), len(evaluations))

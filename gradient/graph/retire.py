@@ -13,10 +13,10 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.can_start import lost_fetchability, promote, unpromote_ungated
+from gradient.graph.can_start import promote, unpromote_ungated
 from gradient.graph.locks import lock_shared_builds, proven
 from gradient.graph.moves import BuildChange
-from gradient.graph.need import skip_unwanted, update_and_settle_need
+from gradient.graph.need import lost_fetchability, skip_unwanted, update_and_settle_need
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.predicates import any_of, deterministic_failure, unassigned_predicate
 from gradient.graph.runtime_can_start import complete_among, lose_completeness
@@ -144,12 +144,12 @@ async def demote_cached_output(
     complete_before = await complete_among(tx, owners)
     await tx.run(UNCACHE_OUTPUTS, hashes=sorted(hashes))
     flips = await lose_completeness(tx, lock, complete_before)
-    changed = await lost_fetchability(tx, await lock_shared_builds(tx, flips.lost, lock), flips.lost)
+    await lost_fetchability(tx, await lock_shared_builds(tx, flips.lost, lock), flips.lost)
     if distrusted:
         await tx.run(DROP_CACHE_CLAIMS, ids=owners)
     rows = await tx.rows(RESET_PRODUCERS, ids=owners, distrusted=distrusted, now=tx.now)
     tx.moves.change(BuildChange(i, BuildStatus(old), BuildStatus.CREATED) for i, old in rows)
-    await reopen(tx, {*changed, *owners})
+    await reopen(tx, owners)
     return owners
 
 

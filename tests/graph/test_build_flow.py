@@ -63,8 +63,8 @@ async def test_batches_parents_first_with_stubs_between(world: World) -> None:
 @pytest.mark.parametrize(
     ("batches", "words"),
     [
-        ([{"d": ["b"]}], "without the record of b,"),
-        ([{"d": ["b"], "b": ["a"]}, {"c": []}], "without the record of a,"),
+        ([{"d": ["b"]}], f"without the record of {drv('b')},"),
+        ([{"d": ["b"], "b": ["a"]}, {"c": []}], f"without the record of {drv('a')},"),
     ],
 )
 async def test_a_walk_that_never_ends_fails_its_evaluation_alone(

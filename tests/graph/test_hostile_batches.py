@@ -103,6 +103,10 @@ BAD_DERIVATIONS = {
     "an edge to itself": derivation("a", ["a"]),
     "NUL in an input": attrs.evolve(derivation("a"), dependencies=(drv("b\0"),)),
     "NUL in a package name": attrs.evolve(derivation("a"), pname="a\0"),
+    "NUL in its path": derivation("a\0"),
+    "NUL in the name of an output": attrs.evolve(derivation("a"), outputs=(OutputPath("o\0", out("a")),)),
+    "NUL in the path of an output": attrs.evolve(derivation("a"), outputs=(OutputPath("out", out("a\0")),)),
+    "NUL in a source": attrs.evolve(derivation("a"), input_sources=(out("a\0"),)),
 }
 
 
@@ -110,7 +114,7 @@ BAD_DERIVATIONS = {
 async def test_a_bad_derivation_fails_its_batch_alone(bench: Bench, name: str) -> None:
     bad = BAD_DERIVATIONS[name]
     error = await bench.refused(Record(bench.evaluation, (derivation("good"), bad)))
-    assert bad.drv_path.rpartition("/")[2][:70] in str(error)
+    assert repr(bad.drv_path.rpartition("/")[2])[1:-1][:70] in str(error)
     assert len(str(error)) < 1000
     assert await bench.value("SELECT count(*) FROM derivation") == 1  # `after`; nothing of the batch
 
@@ -178,18 +182,28 @@ GRAPH = """
 """
 
 
+# With what must be said of each.
 BAD_ENTRIES = {
-    "no path": EntryPoint("a", "nowhere"),
-    "never sent": EntryPoint("a", drv("nobody")),
-    "a long attribute": EntryPoint("a" * 10**5, drv("good")),
-    "NUL in the attribute": EntryPoint("a\0b", drv("good")),
+    "no path": (EntryPoint("pkgs.x", "nowhere"), "attribute 'pkgs.x': 'nowhere' is no store path"),
+    "no derivation": (EntryPoint("pkgs.x", out("a")), f"attribute 'pkgs.x': {out('a')} is not the path of"),
+    "never sent": (EntryPoint("pkgs.x", drv("nobody")), f"pkgs.x names {drv('nobody')}, which was never"),
+    "a long attribute": (EntryPoint("a" * 10**5, drv("good")), f"{drv('good')!r}: its attribute path 'aaaa"),
+    "NUL in the attribute": (
+        EntryPoint("a\0b", drv("good")),
+        f"{drv('good')!r}: its attribute path 'a\\x00b'",
+    ),
+    "NUL in its path": (EntryPoint("pkgs.x", drv("a\0")), "-a\\x00.drv' is no store path"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_ENTRIES)
 async def test_a_bad_entry_point_fails_its_batch_alone(bench: Bench, name: str) -> None:
-    await bench.refused(Record(bench.evaluation, (derivation("good"),), (BAD_ENTRIES[name],)))
+    bad, words = BAD_ENTRIES[name]
+    error = await bench.refused(Record(bench.evaluation, (derivation("good"),), (bad,)))
+    assert words in str(error)
+    assert len(str(error)) < 1000
     assert await bench.value("SELECT count(*) FROM entry_point") == 0
+    assert await bench.value("SELECT count(*) FROM derivation") == 1  # `after`
 
 
 async def test_the_longest_attribute_fits_its_index(bench: Bench) -> None:
@@ -272,15 +286,24 @@ async def test_what_is_refused_is_said_in_words(bench: Bench) -> None:
     assert "one source" in str(refused)
 
 
-async def test_a_record_that_contradicts_an_earlier_one_changes_nothing(bench: Bench) -> None:
+@pytest.mark.parametrize("together", [False, True])
+async def test_what_contradicts_an_earlier_record_changes_nothing(bench: Bench, together: bool) -> None:
+    """Batches of one job may come as one: that makes no difference."""
     first = derivation("a", ["b"])
-    await bench.writer.submit(Record(bench.evaluation, (first, derivation("b"))))
     other = attrs.evolve(
         first, architecture="other", outputs=(*first.outputs, OutputPath("dev", out("a", "dev")))
     )
-    await bench.writer.submit(Record(bench.evaluation, (other,)))
+    derivations = ((first, derivation("b")), (other,))
+    points = ((EntryPoint("x", drv("a")),), (EntryPoint("x", drv("b")), EntryPoint("y", drv("a"))))
+    batches = [Record(bench.evaluation, *batch) for batch in zip(derivations, points, strict=True)]
+    if together:
+        batches = [Record(bench.evaluation, sum(derivations, ()), sum(points, ()))]
+    for batch in batches:
+        await bench.writer.submit(batch)
     assert await bench.value("SELECT count(*) FROM derivation_output") == 2
     assert await bench.value("SELECT count(*) FROM derivation WHERE architecture = 'other'") == 0
+    named = "SELECT t.eval, d.name FROM entry_point t JOIN derivation d ON d.id = t.derivation ORDER BY 1"
+    assert await bench.rows(named) == [("x", "a"), ("y", "a")]
 
 
 async def test_one_path_under_two_names_is_committed_once(bench: Bench) -> None:

@@ -476,4 +476,6 @@ async def test_a_worker_that_leaves_a_gap_is_told_so_the_second_time(world: Worl
     await world.start_evaluation(again)
     await world.end_stream(again)
     assert await world.evaluation_status(again) is EvaluationStatus.FAILED
+    message = await world.value("SELECT message FROM evaluation_message WHERE evaluation = %s", again)
+    assert f"without the record of {drv('never')}," in message
     await world.check()

@@ -6,18 +6,26 @@ Source: seed "Queueing and Counters" (Start Condition Columns, Queued Invariant,
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from itertools import pairwise
+from typing import Any
 
+import attrs
 import pytest
 
-from gradient.graph.can_start import became_fetchable, lost_fetchability, seed_blocking_deps
+from gradient.graph import transaction
+from gradient.graph.can_start import became_fetchable, clear_fetchable, seed_blocking_deps
+from gradient.graph.demote import DemotePath
 from gradient.graph.locks import lock_shared_builds
+from gradient.graph.nar import CommitNars
 from gradient.graph.need import WRITE_NEED, skip_unwanted, thaw_wanted
 from gradient.graph.pg import Connection, execute, fetch_all
-from gradient.graph.transaction import graph_transaction
+from gradient.graph.record import Record
+from gradient.graph.statements import Statement
+from gradient.graph.transaction import Message, Transaction, graph_transaction
 from gradient.graph.walk_completeness import unwalk_derivations
 from gradient.model import BuildStatus, OutputPath
-from tests.graph.world import START, World, nar, out
+from tests.graph.world import START, World, derivation, hash_part, nar, out
 
 S = BuildStatus
 
@@ -58,7 +66,7 @@ async def evict(world: World, names: Collection[str]) -> list[int]:
             "UPDATE derivation_output SET is_cached = false WHERE derivation = ANY(%(ids)s)",
             {"ids": rows},
         )
-        flipped = await lost_fetchability(tx, lock, rows)
+        flipped = await clear_fetchable(tx, lock, rows)
         world.moves = tx.moves
     return flipped
 
@@ -147,6 +155,68 @@ async def test_nars_that_land_together_are_counted_once(world: World) -> None:
     await world.commit(nar(out("app"), [out("lib")]), nar(out("lib"), [out("libc")]), nar(out("libc")))
     await world.check()
     assert await world.value("SELECT bool_and(fetchable) FROM derivation_build")
+
+
+async def statements(world: World, message: Message[Any]) -> int:
+    """How many statements its transaction sends."""
+    sent: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fetch_all", "fetch_value", "execute"):
+            patch.setattr(transaction, name, counted(getattr(transaction, name), sent))
+        await world.apply(message)
+    await world.check()
+    return len(sent)
+
+
+def counted(run: Callable[..., Awaitable[Any]], sent: list[str]) -> Callable[..., Awaitable[Any]]:
+    async def sending(connection: Connection, statement: Statement, params: Any = None) -> Any:
+        sent.append(statement.name)
+        return await run(connection, statement, params)
+
+    return sending
+
+
+async def of_a_runtime_chain(world: World, depth: int) -> list[int]:
+    """The last NAR of a chain of references comes, and goes again."""
+    names = [f"n{i}" for i in range(depth)]
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {name: [] for name in names}, entries=names)
+    await world.commit(*(nar(out(high), [out(low)]) for high, low in pairwise(names)))
+    last = out(names[-1])
+    came = await statements(world, CommitNars(1, (nar(last),)))
+    assert await world.value("SELECT bool_and(fetchable) FROM derivation_build")
+    return [came, await statements(world, DemotePath((hash_part(names[-1]),), world.now))]
+
+
+async def of_a_walked_chain(world: World, depth: int) -> list[int]:
+    """The last derivation of a chain of inputs is walked, and forgotten again."""
+    names = [f"n{i}" for i in range(depth + 1)]
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {high: [low] for high, low in pairwise(names)}, entries=["n0"])
+    came = await statements(world, Record(evaluation, (derivation(names[-1]),)))
+    assert await world.value("SELECT bool_and(walked AND unwalked_inputs = 0) FROM derivation")
+    return [came, await statements(world, Unwalk(await world.id(names[-1])))]
+
+
+@attrs.frozen
+class Unwalk:
+    """What the missing-input self-heal does to a derivation."""
+
+    derivation: int
+
+    async def apply(self, tx: Transaction) -> None:
+        await unwalk_derivations(tx, [self.derivation])
+
+
+@pytest.mark.parametrize("chain", [of_a_runtime_chain, of_a_walked_chain])
+async def test_a_spread_takes_as_many_statements_however_deep_it_is(
+    world: World, chain: Callable[[World, int], Awaitable[list[int]]]
+) -> None:
+    found = []
+    for depth in (4, 60):
+        async with world.connection.transaction(force_rollback=True):
+            found.append(await chain(world, depth))
+    assert found[0] == found[1]
 
 
 async def test_what_is_not_walked_any_more_leaves_the_queue(world: World) -> None:

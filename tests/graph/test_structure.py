@@ -12,19 +12,23 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import gradient
 import gradient.graph
-from gradient.graph import can_start, evaluations, nar, need, record
+from gradient.graph import can_start, nar, need, record, repair
 from gradient.graph.builds import BuildCompleted
+from gradient.graph.heal import Repair
 from gradient.graph.locks import LOCK_SHARED_BUILDS, LockNotHeld, SharedBuildLock, lock_shared_builds, proven
 from gradient.graph.pg import Connection, fetch_all
+from gradient.graph.predicates import promotable_predicate
 from gradient.graph.record import Record
-from gradient.graph.statements import all_statements
+from gradient.graph.statements import Statement, all_statements
 from gradient.graph.transaction import Transaction, graph_transaction
 from gradient.model import BuildStatus, EntryPoint
 from tests.graph import world as world_module
@@ -41,9 +45,10 @@ async def world(connection: Connection) -> World:
     return world
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+@cache
+def sources() -> tuple[tuple[str, ast.Module], ...]:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return tuple((str(path.relative_to(PACKAGE)), ast.parse(path.read_text())) for path in paths)
 
 
 def names_in(tree: ast.AST) -> set[str]:
@@ -206,13 +211,16 @@ async def test_the_bodies_of_the_schema_lock_in_order(connection: Connection) ->
 
 def test_only_the_graph_transaction_makes_one() -> None:
     """Whoever moves the graph takes the graph lock; a savepoint of the writer is inside it."""
-    makers = {
+    assert makers_of("Transaction") == {"graph/transaction.py", "graph/writer.py"}
+
+
+def makers_of(cls: str) -> set[str]:
+    return {
         path
         for path, tree in sources()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Transaction"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == cls
     }
-    assert makers == {"graph/transaction.py", "graph/writer.py"}
 
 
 async def test_the_graph_is_moved_by_one_at_a_time(connection: Connection, database_url: str) -> None:
@@ -221,6 +229,105 @@ async def test_the_graph_is_moved_by_one_at_a_time(connection: Connection, datab
         async with graph_transaction(other, START):
             assert await fetch_all(connection, free) == [(False,)]
         assert await fetch_all(connection, free) == [(True,)]
+
+
+# --- who queues -----------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Code:
+    """The functions of the graph and what each of them names: who calls whom, and who runs a statement."""
+
+    named: dict[str, set[str]]  # by "module:function", methods with their class
+
+    @classmethod
+    def read(cls) -> Code:
+        named = {}
+        for path, tree in sources():
+            if path.startswith("graph/"):
+                for owner, function in functions_of(tree):
+                    named[f"{path}:{owner}{function.name}"] = names_in(function)
+        return cls(named)
+
+    def reaches(self, function: str, goals: set[str]) -> bool:
+        """Whether `function` names one of `goals`, or calls who does."""
+        seen, due = set(), {function}
+        while due:
+            names = self.named[due.pop()]
+            if names & goals:
+                return True
+            called = {other for other in self.named if other.partition(":")[2] in names}
+            due |= called - seen
+            seen |= called
+        return False
+
+    def ends_in(self, function: str, goals: set[str]) -> bool:
+        """Whether `function` reaches one of `goals`, or everybody who calls it does."""
+        if self.reaches(function, goals):
+            return True
+        callers = self.users(function.partition(":")[2]) - {function}
+        return bool(callers) and all(self.ends_in(caller, goals) for caller in callers)
+
+    def users(self, name: str) -> set[str]:
+        return {function for function, names in self.named.items() if name in names}
+
+
+def functions_of(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for node in tree.body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        yield from ((owner, f) for f in inside if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def constants() -> dict[str, str]:
+    """The name of the constant of each statement."""
+    found = {}
+    for module in pkgutil.iter_modules(gradient.graph.__path__, "gradient.graph."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            if isinstance(value, Statement):
+                found[value.name] = name
+    return found
+
+
+# What writes Queued to shared builds, or a status that comes from outside.
+QUEUES = re.compile(
+    rf"UPDATE derivation_build\b[^;]*?\bSET status = ({int(BuildStatus.QUEUED)}\b|%\(|e\.)"
+    rf"|\bstatus = CASE[^,]*?\b(THEN|ELSE) {int(BuildStatus.QUEUED)}\b"
+)
+
+
+def test_who_writes_queued_asks_the_conditions_or_settles_its_rows() -> None:
+    """The assigner reads only the status: Queued must mean that the conditions held."""
+    code, names = Code.read(), constants()
+    writers = {s.name: s for s in all_statements() if QUEUES.search(s.text)}
+    asking = {name for name, s in writers.items() if promotable_predicate("b", "d") in s.text}
+    assert asking == {"promote", "promote_closure"}
+    settling = {"requeue_building", "retry_transient", "requeue_all_building", "write_build_status"}
+    assert set(writers) - asking - settling == {"complete_builds"}  # its statuses are successes
+    for name in sorted(settling):
+        users = code.users(names[name])
+        assert users, name
+        for function in users:
+            assert code.ends_in(function, {"unpromote_ungated"}), f"{function} queues by {name}"
+
+
+def test_nobody_else_derives_the_queue_conditions_again() -> None:
+    """They are asked where rows enter or leave the queue, and where the consistency check looks for a lost
+    move."""
+    asking = {
+        path for path, tree in sources() if names_in(tree) & {"gates_predicate", "promotable_predicate"}
+    }
+    assert asking == {"graph/predicates.py", "graph/can_start.py", "graph/drift.py"}
+
+
+def test_a_proof_is_of_rows_that_were_locked() -> None:
+    code, names = Code.read(), constants()
+    assert makers_of("SharedBuildLock") == {"graph/locks.py"}
+    locking = {names[s.name] for s in all_statements() if LOCKING.search(s.text)}
+    claiming = code.users("proven")
+    assert claiming
+    for function in claiming:
+        assert code.ends_in(function, locking), f"{function} has locked nothing"
 
 
 # --- queueing events ------------------------------------------------------------------------------
@@ -280,12 +387,22 @@ async def a_stream_that_completed(world: World) -> str:
     return "a"
 
 
+async def a_heal_of_what_is_stuck(world: World) -> str:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"a": []}, entries=["a"])
+    await world.end_stream(evaluation)
+    await world.connection.execute("UPDATE derivation_build SET status = 0")
+    await world.apply(Repair(evaluation))
+    return "a"
+
+
 EVENTS: list[tuple[Any, str, Callable[[World], Awaitable[str]]]] = [
     (record, "promote", a_name_for_what_was_known),
     (can_start, "promote", a_dependency_that_turned_fetchable),
     (nar, "promote", a_drv_that_arrived),
     (need, "promote", a_newly_needed_build),
-    (importlib.import_module("gradient.graph.repair"), "promote_closure", a_stream_that_completed),
+    (repair, "promote_closure", a_stream_that_completed),
+    (repair, "promote_closure", a_heal_of_what_is_stuck),
 ]
 
 
@@ -318,7 +435,8 @@ async def test_an_imported_batch_queues_what_may_start(world: World) -> None:
 
 
 def test_the_events_are_all_there() -> None:
-    """Whoever queues is one of the events above, or settles a need or a thaw."""
+    """Whoever queues is one of the events above, or opens builds again, names them, or takes something away
+    that they waited for."""
     callers = {
         path
         for path, tree in sources()
@@ -328,5 +446,5 @@ def test_the_events_are_all_there() -> None:
         and node.func.id.startswith("promote")
     }
     events = {f"graph/{module.__name__.rpartition('.')[2]}.py" for module, _, _ in EVENTS}
-    assert events <= callers
-    assert evaluations.__name__.rpartition(".")[2] not in callers
+    others = {"builds", "upstream", "retire", "demote", "reachability", "evaluation_gc", "derivation_gc"}
+    assert callers == events | {f"graph/{module}.py" for module in others}

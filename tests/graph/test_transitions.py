@@ -21,6 +21,7 @@ from gradient.graph.builds import (
     StoreBuildOutput,
 )
 from gradient.graph.can_start import became_fetchable
+from gradient.graph.demote import DemotePath
 from gradient.graph.evaluations import (
     AbortEvaluation,
     CreateEvaluation,
@@ -37,7 +38,9 @@ from gradient.graph.messages import AddMessage
 from gradient.graph.moves import BuildChange, Moves
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.record import Record
+from gradient.graph.recovery import recover_interrupted_work
 from gradient.graph.transaction import Transaction
+from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import (
     AttemptOutcome,
     AttemptReason,
@@ -52,7 +55,7 @@ from gradient.model import (
     OutputPath,
     Repository,
 )
-from tests.graph.world import LIMITS, WORKER, World, drv, nar, out
+from tests.graph.world import LIMITS, WORKER, World, drv, hash_part, nar, out
 
 S, E, K = BuildStatus, EvaluationStatus, FailureKind
 
@@ -214,6 +217,37 @@ async def test_a_build_wanted_again_while_its_worker_still_stops(world: World, r
         assert await world.claim("a") is not None
 
 
+@pytest.mark.parametrize("report", ["completed", "aborted", "failed", "lost", "abandoned", "restart"])
+async def test_what_was_uploaded_while_its_worker_stopped_needs_no_build(world: World, report: str) -> None:
+    """Wanted again, it would wait for an input that is gone by now."""
+    first = await building(world, {"top": ["a"], "a": []}, ["top"])
+    await world.build("a")
+    await world.start("top")
+    await world.apply(AbortEvaluation(first, "by a person"))
+    await world.apply(DemotePath((hash_part("a"),), world.now))
+    second = await building(world, {"top": ["a"], "a": []}, ["top"])
+    assert await world.statuses() == {"top": S.CREATED, "a": S.QUEUED}
+    await world.commit(nar(out("top")))
+    assert await world.status("top") is S.CREATED  # its worker still has it
+    assignment = world.open.pop("top")
+    match report:
+        case "completed":
+            assert await world.apply(BuildCompleted(assignment, LIMITS))
+        case "aborted":
+            await world.apply(BuildFailed(assignment, K.ABORTED, "aborted by server", LIMITS))
+        case "failed":
+            await world.apply(BuildFailed(assignment, K.PERMANENT, "no", LIMITS))
+        case "lost":
+            await world.apply(LoseWorker(WORKER))
+        case "abandoned":
+            assert await world.apply(AbandonUnconfirmed(timedelta(0))) == 1
+        case "restart":
+            await recover_interrupted_work(world.connection, world.now)
+    await world.check()
+    assert await world.statuses() == {"top": S.SUBSTITUTED, "a": S.SKIPPED}
+    assert await world.evaluation_status(second) is E.COMPLETED
+
+
 @pytest.mark.parametrize("kind", [K.PERMANENT, K.TIMEOUT])
 async def test_a_final_failure_fails_what_needs_it_across_evaluations(
     world: World, kind: FailureKind
@@ -232,6 +266,20 @@ async def test_a_final_failure_fails_what_needs_it_across_evaluations(
     await world.build("only")
     await world.build("y")
     assert await world.evaluation_status(first) is E.FAILED
+
+
+async def test_what_nobody_needs_any_more_ends_who_waited_for_it(world: World) -> None:
+    """`x` waits for its next try, and moves no status as it loses its need. The second evaluation names it,
+    and nothing else that moves."""
+    await building(world, {"top": ["x", "bad"], "x": [], "bad": []}, ["top"])
+    await world.fail("x", K.TRANSIENT)
+    await world.commit(nar(out("held")))
+    second = await building(world, {"held": ["x"], "x": []}, ["held"])
+    assert await world.evaluation_status(second) is E.BUILDING
+    await world.fail("bad")
+    await world.check()
+    assert await world.status("x") is S.FAILED_TRANSIENT
+    assert await world.evaluation_status(second) is E.COMPLETED
 
 
 async def test_a_reference_is_waited_for_like_an_input(world: World) -> None:
