@@ -65,6 +65,8 @@ class Row:
     inputs: list[str]
     users: list[str]
     is_entry: bool
+    unwalked_inputs: int
+    missing_runtime_deps: int
 
     def waits(self) -> bool:
         """For a dependency."""
@@ -77,7 +79,8 @@ ROWS = """
                  WHERE e.derivation = d.id),
            ARRAY(SELECT u.name FROM derivation_dependency e JOIN derivation u ON u.id = e.derivation
                  WHERE e.dependency = d.id),
-           EXISTS (SELECT FROM entry_point t WHERE t.derivation = d.id)
+           EXISTS (SELECT FROM entry_point t WHERE t.derivation = d.id),
+           d.unwalked_inputs, b.missing_runtime_deps
     FROM derivation d JOIN derivation_build b ON b.derivation = d.id ORDER BY d.id
 """
 
@@ -126,11 +129,16 @@ class Vandal:
         self.expected = attrs.evolve(self.expected, **added)
 
     async def counts(self, table: str, column: str, key: str, **found: int) -> None:
-        """A counter that is off by something, in a sample of all rows."""
+        """A counter that is off by something in either direction, in a sample of all rows."""
         (rows,) = found.values()
-        for row in self.dice.sample(list(self.rows), rows):
-            value = f"{column} = CASE {column} WHEN 0 THEN {self.dice.choice((1, 4))} ELSE 0 END"
-            await self.write(f"UPDATE {table} SET {value} WHERE {key} = {await self.world.id(row.name)}")
+        counting = [row for row in self.rows if getattr(row, column)]
+        some = self.dice.sample(counting, min(len(counting), 3))
+        others = self.dice.sample([row for row in self.rows if row not in some], rows - len(some))
+        for row in some + others:
+            value = 0 if getattr(row, column) else self.dice.choice((1, 4))
+            await self.write(
+                f"UPDATE {table} SET {column} = {value} WHERE {key} = {await self.world.id(row.name)}"
+            )
         self.expect(**found)
 
     async def builds(self, value: str, number: int, which: Callable[[Row], bool], **found: int) -> list[Row]:
