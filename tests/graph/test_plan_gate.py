@@ -8,7 +8,11 @@ goes on to 200,000 derivations and 1.2 million edges.
 
 from __future__ import annotations
 
+import ast
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import attrs
@@ -16,6 +20,7 @@ import psycopg
 import pytest
 import trio
 
+import gradient
 from gradient.graph.pg import Connection, execute, fetch_value
 from gradient.graph.statements import Statement, all_statements
 from tests.conftest import Databases
@@ -23,6 +28,7 @@ from tests.graph.big_graph import Size, fill
 from tests.graph.plans import Catalog, Planned, explain
 from tests.graph.statement_inputs import FIXED, READ, NoValue, inputs_of, read_inputs
 
+PACKAGE: Final = Path(gradient.__file__).parent
 # Four times the history may cost so much more: a level of an index here and there, and tables joined in
 # another order. What grows with the table is four times as dear.
 GROWTH: Final = 2.5
@@ -163,3 +169,42 @@ def test_every_parameter_has_a_value() -> None:
     known = {**FIXED, **dict.fromkeys(READ)}
     for statement in all_statements():
         inputs_of(statement, known)
+
+
+# SQL that has no name, and why the gate need not see it.
+NAMELESS: Final[Mapping[str, str]] = {
+    "graph/embedded.py": "makes the database, which is empty then",
+    "graph/migrate.py": "migrations, each of them once",
+    "web/snapshot.py": "says how a transaction reads, and reads nothing",
+}
+RUNNING: Final = {"execute", "executemany", "fetch_all", "fetch_one", "fetch_value", "fetch_as"}
+
+
+def test_whatever_the_program_runs_is_a_named_statement() -> None:
+    """So the gate misses nothing: who runs SQL runs a Statement, and makes it in `gradient.graph`, all of
+    which `all_statements` looks through."""
+    constants = {
+        name
+        for module in graph_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, Statement)
+    }
+    nameless, makers = set(), set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
+            called, module = ast.unparse(call.func).rpartition(".")[2], str(path.relative_to(PACKAGE))
+            if called == "Statement":
+                makers.add(module)
+            # What is called `statement` is handed on.
+            given = set(map(ast.unparse, call.args))
+            if called in RUNNING and not given & {*constants, "statement", "_text(statement)"}:
+                nameless.add(module)
+    assert nameless == set(NAMELESS)
+    assert {module for module in makers if not module.startswith("graph/")} == set()
+
+
+def graph_modules() -> list[ModuleType]:
+    assert all_statements()
+    return [module for name, module in sys.modules.items() if name.startswith("gradient.graph.")]

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition
 
 from gradient.graph.assignments import ClaimBuild
 from gradient.graph.builds import (
@@ -21,12 +21,13 @@ from gradient.graph.builds import (
     StoreBuildOutput,
 )
 from gradient.graph.transaction import Message
-from gradient.graph.upstream import AnswerProbe
 from gradient.model import BuildStatus, FailureKind, JobKind
 from tests.graph.world import hash_part
 from tests.model.cache_steps import CacheSteps
 from tests.model.facts import Assignment
-from tests.model.pair import LIMITS, PICK, WORKERS
+from tests.model.pair import LIMITS, PICK, SELDOM, WORKER, WORKERS
+from tests.model.script import step
+from tests.model.stored import Stored
 
 
 class BuildSteps(CacheSteps):
@@ -49,6 +50,11 @@ class BuildSteps(CacheSteps):
         self._check()
         return assignment
 
+    def _some_job(self, pick: int) -> int:
+        """One that is on a worker; while there is none, one that is handed out now."""
+        jobs = self._jobs()
+        return self._choose(jobs, pick) if jobs else self._claim(self._choose(self._queued(), pick))
+
     def _ended_jobs(self) -> list[int]:
         jobs = self.model.facts.assignments
         return [i for i, job in jobs.items() if job.kind is JobKind.BUILD and job.outcome is not None]
@@ -61,12 +67,12 @@ class BuildSteps(CacheSteps):
         return any(build.status is BuildStatus.FAILED_TRANSIENT for build in builds)
 
     @precondition(lambda self: self._queued())
-    @rule(pick=PICK, worker=st.sampled_from(WORKERS))
-    def claim(self, pick: int, worker: UUID) -> None:
-        self._claim(self._choose(self._queued(), pick), worker)
+    @step(pick=PICK, worker=WORKER)
+    def claim(self, pick: int, worker: int) -> None:
+        self._claim(self._choose(self._queued(), pick), WORKERS[worker])
 
     @precondition(lambda self: self.model.facts.builds)
-    @rule(pick=PICK, available=st.booleans())
+    @step(pick=PICK, available=st.booleans())
     def claim_in_vain(self, pick: int, available: bool) -> None:
         """Invariant 10: not Queued any more, or somebody has it, or it is of another kind by now."""
         name = self._choose(sorted(self.model.facts.builds), pick)
@@ -76,13 +82,13 @@ class BuildSteps(CacheSteps):
             self._same("ClaimBuild", self._apply(message), None)
             self._check()
 
-    @precondition(lambda self: self._jobs())
-    @rule(pick=PICK)
+    @precondition(lambda self: self._jobs() or self._queued())
+    @step(pick=PICK)
     def report_building(self, pick: int) -> None:
-        self._report(self._choose(self._jobs(), pick), self._start_build)
+        self._report(self._some_job(pick), self._start_build)
 
     @precondition(lambda self: self._ended_jobs())
-    @rule(pick=PICK)
+    @step(pick=PICK)
     def late_report(self, pick: int) -> None:
         """Invariant 36: after its assignment is closed no report changes anything."""
         assignment = self._choose(self._ended_jobs(), pick)
@@ -101,8 +107,17 @@ class BuildSteps(CacheSteps):
         self._unchanged("36 a late report", before)
 
     def _report(self, assignment: int, report: Callable[[int, Assignment], None]) -> None:
+        before = self.last
         report(assignment, self.model.facts.assignments[assignment])
         self._check()
+        self._stays_aborted(assignment, before)
+
+    def _stays_aborted(self, assignment: int, before: Stored) -> None:
+        """Invariant 36: a committed Aborted is never overwritten by a late report."""
+        name = self.model.facts.assignments[assignment].derivation or ""
+        was, now = (stored.facts.builds[name].status for stored in (before, self.last))
+        if was is BuildStatus.ABORTED and now is not was:
+            self._diverge([f"36 a committed Aborted: {name} is {now.name}"])
 
     def _start_build(self, assignment: int, job: Assignment) -> None:
         self._say(f"building {job.derivation}")
@@ -125,54 +140,56 @@ class BuildSteps(CacheSteps):
             self.model.build_output(assignment, substituted=substituted)
             self._check()
         self._say(f"complete {name}")
+        before = self.last
         self._same(
             "BuildCompleted",
             self._apply(BuildCompleted(assignment, LIMITS)),
             self.model.complete_build(assignment),
         )
         self._check()
+        self._stays_aborted(assignment, before)
 
-    @precondition(lambda self: self._jobs())
-    @rule(pick=PICK, lies=st.integers(0, 7), which=PICK, substituted=st.sampled_from([None, True, False]))
+    @precondition(lambda self: self._jobs() or self._queued())
+    @step(pick=PICK, lies=st.integers(0, 7), which=PICK, substituted=st.sampled_from([None, True, False]))
     def complete(self, pick: int, lies: int, which: int, substituted: bool | None) -> None:
         without = which if lies == 0 else None
-        self._complete(self._choose(self._jobs(), pick), without=without, substituted=substituted)
+        self._complete(self._some_job(pick), without=without, substituted=substituted)
 
     @precondition(lambda self: self._queued())
-    @rule(picks=st.lists(PICK, min_size=1, max_size=4))
+    @step(picks=st.lists(PICK, min_size=1, max_size=4))
     def build(self, picks: list[int]) -> None:
         """Claim, build, upload, complete: several after each other, to get anywhere."""
         for pick in picks:
             if self._queued():
                 assignment = self._claim(self._choose(self._queued(), pick))
                 self._report(assignment, self._start_build)
-                self._complete(assignment)
+                self._complete(assignment, substituted=pick % 3 == 0)
 
-    @precondition(lambda self: self._jobs())
-    @rule(
+    @precondition(lambda self: self._jobs() or self._queued())
+    @step(
         pick=PICK,
-        kind=st.sampled_from(FailureKind),
+        kind=st.sampled_from(FailureKind).map(int),
         oom=st.integers(0, 9),
         missing=st.lists(PICK, max_size=2),
     )
-    def fail(self, pick: int, kind: FailureKind, oom: int, missing: list[int]) -> None:
-        self._fail(self._choose(self._jobs(), pick), kind, oom=oom == 0, missing=missing)
+    def fail(self, pick: int, kind: int, oom: int, missing: list[int]) -> None:
+        self._fail(self._some_job(pick), FailureKind(kind), oom=oom == 0, missing=missing)
 
-    @precondition(lambda self: self._jobs())
-    @rule(pick=PICK, missing=st.lists(PICK, min_size=1, max_size=2))
+    @precondition(lambda self: self._jobs() or self._queued())
+    @step(pick=PICK, missing=st.lists(PICK, min_size=1, max_size=2))
     def fail_for_want_of_inputs(self, pick: int, missing: list[int]) -> None:
         """The missing-input self-heal."""
-        self._fail(self._choose(self._jobs(), pick), FailureKind.INPUTS_UNAVAILABLE, missing=missing)
+        self._fail(self._some_job(pick), FailureKind.INPUTS_UNAVAILABLE, missing=missing)
 
     def _fail(
         self, assignment: int, kind: FailureKind, *, oom: bool = False, missing: Sequence[int] = ()
     ) -> None:
         name = self.model.facts.assignments[assignment].derivation
         assert name is not None
-        lows = sorted(
-            {path for low in self.universe.found[name].inputs for path in self.universe.outputs(low)}
-        )
-        paths = sorted({self._choose(lows, pick) for pick in missing}) if lows else []
+        found = self.universe.found[name]
+        lows = {path for low in found.inputs for path in self.universe.outputs(low)}
+        needed = sorted(lows.union(found.sources))
+        paths = sorted({self._choose(needed, pick) for pick in missing}) if needed else []
         why = f"{kind.name}{', out of memory' if oom else ''}, missing {', '.join(paths) or 'nothing'}"
         self._say(f"fail {name}: {why}")
         hashes = tuple(map(hash_part, paths))
@@ -180,18 +197,21 @@ class BuildSteps(CacheSteps):
         self.model.fail_build(assignment, kind, oom=oom, missing=paths)
         self._check()
 
-    @precondition(lambda self: self._jobs())
-    @rule(pick=PICK)
+    @precondition(lambda self: self._jobs() or self._queued())
+    @step(pick=PICK)
     def decline(self, pick: int) -> None:
-        assignment = self._choose(self._jobs(), pick)
+        assignment = self._some_job(pick)
         self._say(f"decline {self.model.facts.assignments[assignment].derivation}")
         self._apply(ReturnAssignment(assignment))
         self.model.return_assignment(assignment)
         self._check()
 
     @precondition(lambda self: self._on_workers())
-    @rule(worker=st.sampled_from(WORKERS))
-    def lose_worker(self, worker: UUID) -> None:
+    @step(worker=WORKER)
+    def lose_worker(self, worker: int) -> None:
+        self._lose_worker(WORKERS[worker])
+
+    def _lose_worker(self, worker: UUID) -> None:
         self._say(f"lose_worker {worker.int}")
         self._apply(LoseWorker(worker))
         self.model.lose_worker(worker)
@@ -203,31 +223,30 @@ class BuildSteps(CacheSteps):
         self.streams = {v: s for v, s in self.streams.items() if jobs[s.assignment].outcome is None}
 
     @precondition(lambda self: self._queued())
-    @rule(pick=PICK)
+    @SELDOM
+    @step(pick=PICK)
     def take_workers_along(self, pick: int) -> None:
         """A build that takes ten workers in a row with it."""
         name = self._choose(self._queued(), pick)
         while self.model.facts.builds[name].status is BuildStatus.QUEUED:
             self._claim(name, WORKERS[1])
-            self.lose_worker(WORKERS[1])
+            self._lose_worker(WORKERS[1])
 
     @precondition(lambda self: self.model.upstream and self.model.facts.builds)
-    @rule(picks=st.lists(PICK, min_size=1, max_size=4), served=st.booleans())
+    @step(picks=st.lists(PICK, min_size=1, max_size=4), served=st.booleans())
     def answer_probe(self, picks: list[int], served: bool) -> None:
         """The upstream caches have answered."""
         builds = sorted(self.model.facts.builds)
         self._answer_probe(sorted({builds[pick % len(builds)] for pick in picks}), served=served)
 
-    def _answer_probe(self, names: list[str], *, served: bool) -> None:
-        self._say(f"answer_probe {', '.join(names)}: {'served' if served else 'missed'}")
-        ids = tuple(map(self._id, names))
-        self._apply(AnswerProbe(served=ids) if served else AnswerProbe(missed=ids))
-        self.model.answer_probe(names, served=served)
-        self._check()
+    @precondition(lambda self: self._failed_transient() or self._jobs() or self._queued())
+    @step(minutes=st.sampled_from([0, 1, 10]), pick=PICK)
+    def retry_transient(self, minutes: int, pick: int) -> None:
+        if not self._failed_transient():
+            self._fail(self._some_job(pick), FailureKind.TRANSIENT)
+        self._retry_transient(minutes)
 
-    @precondition(lambda self: self._failed_transient())
-    @rule(minutes=st.sampled_from([0, 1, 10]))
-    def retry_transient(self, minutes: int) -> None:
+    def _retry_transient(self, minutes: int) -> None:
         self.graph.pass_time(timedelta(minutes=minutes))
         self._say(f"retry_transient {minutes} minutes later")
         answer = self._apply(RetryTransient(LIMITS))

@@ -64,6 +64,7 @@ class CacheEvents(RepairEvents):
             if self.made(path) and orphans & set(refs) - {path}
         }
         self.retire({*paths, *referring}, distrusted=True)
+        self._unwalk_unsourced(orphans)
 
     def demote_path(self, paths: Collection[str], seen_at: datetime) -> set[str]:
         """Somebody could not use these: those that are made are made again, unless they came since."""
@@ -89,11 +90,20 @@ class CacheEvents(RepairEvents):
             self.settle()
         unnamed = {maker for maker in makers if not rules.is_named(facts, maker)}
         self.unwalk({h for (h, low), kind in facts.edges.items() if low in unnamed and rules.is_build(kind)})
+        self._unwalk_unsourced(paths)
+
+    def _unwalk_unsourced(self, paths: Collection[str]) -> None:
+        """The next walk brings these input sources, where they are lost; but what waits to be built fails for
+        want of its own first, in words."""
+        facts, lost = self.facts, set(paths) - set(self.facts.cached)
+        waits = self._in(*rules.BUILDERS) & rules.wanted(facts)
+        self.unwalk({n for n in facts.builds if facts.derivations[n].sources & lost} - waits)
 
     def collect_paths(self, paths: Collection[str]) -> None:
-        """Those that no derivation makes, is or needs, and no other path refers to."""
+        """Those that no derivation makes, is or has as a source, and no other path refers to."""
         facts = self.facts
         known = {f"{name}.drv" for name in facts.derivations}
+        known |= {path for derivation in facts.derivations.values() for path in derivation.sources}
         referred = {
             ref for path, refs in facts.cached.items() if path[-4:] != ".drv" for ref in refs if ref != path
         }

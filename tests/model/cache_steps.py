@@ -7,13 +7,15 @@ from datetime import timedelta
 from typing import Final
 
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition
 
 from gradient.graph.demote import DemoteCacheClaim, DemoteMissingNar, DemotePath
 from gradient.graph.nar import CommitNars
 from gradient.graph.path_gc import Ages, CollectPaths
+from gradient.graph.upstream import AnswerProbe
 from tests.graph.world import hash_part
-from tests.model.pair import PICK, Pair
+from tests.model.pair import PICK, SELDOM, Pair
+from tests.model.script import step
 from tests.model.universe import signed
 
 # Later than anything happens: nothing is too new to be collected.
@@ -30,11 +32,12 @@ class CacheSteps(Pair):
         self.model.commit(nars)
         self._check()
 
-    @rule(pick=PICK)
+    @SELDOM
+    @step(pick=PICK)
     def commit_drv(self, pick: int) -> None:
         self._commit({f"{self._choose(self.letters, pick)}.drv": ()})
 
-    @rule(picks=PICKS)
+    @step(picks=PICKS)
     def commit_output(self, picks: list[int]) -> None:
         """NARs that no build of ours made: an upload, or an evaluation's input."""
         chosen = self._some(list(self.universe.references), picks)
@@ -44,7 +47,8 @@ class CacheSteps(Pair):
         return sorted({self._choose(options, pick) for pick in picks})
 
     @precondition(lambda self: self.model.facts.cached)
-    @rule(pick=PICK)
+    @SELDOM
+    @step(pick=PICK)
     def commit_again(self, pick: int) -> None:
         """Invariant 21: committing a backed NAR again changes no counter."""
         path = self._choose(sorted(self.model.facts.cached), pick)
@@ -53,7 +57,7 @@ class CacheSteps(Pair):
         self._unchanged("21 a NAR again", before)
 
     @precondition(lambda self: self.model.facts.cached)
-    @rule(picks=PICKS)
+    @step(picks=PICKS)
     def lose_nars(self, picks: list[int]) -> None:
         """Their objects are not in the store."""
         self._lose(self._some(sorted(self.model.facts.cached), picks))
@@ -65,7 +69,7 @@ class CacheSteps(Pair):
         self._check()
 
     @precondition(lambda self: self._made())
-    @rule(pick=PICK)
+    @step(pick=PICK)
     def retire_and_commit_again(self, pick: int) -> None:
         """Invariant 24: that restores all counters. What had been aborted may have been asked for meanwhile,
         and then blocks nobody any more."""
@@ -89,10 +93,11 @@ class CacheSteps(Pair):
         return [n for n, d in self.model.facts.derivations.items() if path in d.outputs.values()]
 
     @precondition(lambda self: self.model.facts.cached)
-    @rule(picks=PICKS, ago=st.integers(0, 20))
+    @step(picks=PICKS, ago=st.integers(0, 20))
     def demote_path(self, picks: list[int], ago: int) -> None:
         """Somebody could not use them, some messages ago."""
-        paths = self._some(sorted(self.model.facts.cached), picks)
+        cached = sorted(self.model.facts.cached)
+        paths = self._some([path for path in cached if self.model.made(path)] or cached, picks)
         seen_at = self.graph.now - timedelta(seconds=ago)
         self._say(f"demote_path {', '.join(paths)} as of {ago} s ago")
         makers = self._apply(DemotePath(tuple(map(hash_part, paths)), seen_at))
@@ -101,17 +106,28 @@ class CacheSteps(Pair):
         self._check()
 
     @precondition(lambda self: self.model.facts.builds)
-    @rule(picks=PICKS)
+    @step(picks=PICKS)
     def demote_cache_claim(self, picks: list[int]) -> None:
         """No upstream has them after all."""
-        names = self._some(sorted(self.model.facts.builds), picks)
+        builds = sorted(self.model.facts.builds)
+        claimed = [name for name in builds if self.model.facts.builds[name].cache_available]
+        names = self._some(claimed or builds, picks)
+        if not claimed and self.model.upstream:
+            self._answer_probe(names, served=True)
         self._say(f"demote_cache_claim {', '.join(names)}")
         self._apply(DemoteCacheClaim(tuple(map(self._id, names))))
         self.model.demote_cache_claim(names)
         self._check()
 
+    def _answer_probe(self, names: list[str], *, served: bool) -> None:
+        self._say(f"answer_probe {', '.join(names)}: {'served' if served else 'missed'}")
+        ids = tuple(map(self._id, names))
+        self._apply(AnswerProbe(served=ids) if served else AnswerProbe(missed=ids))
+        self.model.answer_probe(names, served=served)
+        self._check()
+
     @precondition(lambda self: self.model.facts.cached)
-    @rule(picks=PICKS)
+    @step(picks=PICKS)
     def collect_paths(self, picks: list[int]) -> None:
         paths = self._some(sorted(self.model.facts.cached), picks)
         self._say(f"collect_paths {', '.join(paths)}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from random import Random
+from typing import Final
 
 import attrs
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition
+from psycopg.errors import UniqueViolation
 
 from gradient.graph.assignments import ClaimEvaluation
 from gradient.graph.evaluations import (
@@ -32,24 +34,22 @@ from gradient.model import (
     Repository,
 )
 from tests.graph.world import drv
-from tests.model import rules
-from tests.model.cache_steps import CacheSteps
+from tests.model import invariants, rules
+from tests.model.build_steps import BuildSteps
+from tests.model.graph import TASKS
 from tests.model.model import Found
-from tests.model.pair import LIMITS, PICK, WORKERS, Stream
+from tests.model.pair import LIMITS, PICK, SELDOM, WORKERS, Stream
+from tests.model.script import step
 from tests.model.universe import discovered
 
 # Evaluations on a worker at the same time.
 STREAMS: Final = 3
+SOURCE: Final = Repository("git+https://example.org/x")
+# In which a walk comes: 0 is what needs nothing first.
+ORDER: Final = st.integers(0, 99)
 
 
-class InOrder:
-    """In place of a random order."""
-
-    def shuffle(self, left: list[str]) -> None:
-        left.sort()
-
-
-class EvaluationSteps(CacheSteps):
+class EvaluationSteps(BuildSteps):
     """What happens to evaluations."""
 
     def _evaluations(self, *statuses: EvaluationStatus) -> list[int]:
@@ -74,40 +74,55 @@ class EvaluationSteps(CacheSteps):
         return [v for v in self._evaluations(EvaluationStatus.QUEUED) if v not in taken]
 
     @precondition(lambda self: len(self.streams) < STREAMS)
-    @rule(
+    @step(
         tops=st.lists(PICK, min_size=1, max_size=3),
-        for_task=st.booleans(),
+        task=st.sampled_from([None, *TASKS]),
         prune=st.booleans(),
-        order=st.randoms(),
+        order=ORDER,
     )
-    def new_evaluation(self, tops: list[int], for_task: bool, prune: bool, order: Any) -> None:
-        self._new_evaluation(tops, for_task=for_task, prune=prune, order=order)
+    def new_evaluation(self, tops: list[int], task: int | None, prune: bool, order: int) -> None:
+        if self.model.may_create(task):
+            self._new_evaluation(tops, task, prune=prune, order=order)
+        else:
+            self._new_evaluation_in_vain(task)
 
-    def _new_evaluation(self, tops: list[int], *, for_task: bool, prune: bool, order: Any) -> None:
-        task = self.portal(self._new_task) if for_task else None
-        source = Repository("git+https://example.org/x")
-        evaluation = self._apply(CreateEvaluation("main", source, task=task))
-        self.model.create_evaluation(evaluation, for_task=for_task)
+    @precondition(lambda self: len(self.streams) < STREAMS)
+    @step(tops=st.lists(PICK, min_size=1, max_size=3), task=st.sampled_from([None, *TASKS]))
+    def evaluate(self, tops: list[int], task: int | None) -> None:
+        """A whole evaluation, down to its builds."""
+        if self.model.may_create(task):
+            self._evaluate(tops, task)
+
+    def _evaluate(self, tops: list[int], task: int | None) -> None:
+        evaluation = self._new_evaluation(tops, task, prune=True, order=0)
+        self._end_stream(evaluation, self.streams[evaluation], all_sent=True)
+
+    def _new_evaluation(self, tops: list[int], task: int | None, *, prune: bool, order: int) -> int:
+        evaluation: int = self._apply(CreateEvaluation("main", SOURCE, task=task))
+        self.model.create_evaluation(evaluation, task)
         self.tops[evaluation] = sorted({self.letters[top % len(self.letters)] for top in tops})
-        asked = "a task" if for_task else "a person"
+        asked = f"task {task}" if task else "a person"
         self._say(f"new_evaluation {evaluation} of {self.tops[evaluation]} by {asked}")
         self._check()
         self._start(evaluation, prune, order)
+        return evaluation
 
-    async def _new_task(self) -> int:
-        cursor = await self.graph.connection.execute(
-            "INSERT INTO task (project, name, repository, created_at)"
-            " SELECT p.id, 't' || (SELECT count(*) FROM task), 'u', now() FROM project p RETURNING id"
-        )
-        (task,) = await cursor.fetchone()  # type: ignore[misc]
-        return int(task)
+    def _new_evaluation_in_vain(self, task: int | None) -> None:
+        """Nothing has more than one at a time: whoever asks first ends the one before."""
+        self._say(f"new_evaluation_in_vain by task {task}")
+        try:
+            self._apply(CreateEvaluation("main", SOURCE, task=task))
+        except UniqueViolation:
+            self._check(moved=False)
+        else:
+            self._diverge([f"a second evaluation of task {task}"])
 
     @precondition(lambda self: self._queued_evaluations() and len(self.streams) < STREAMS)
-    @rule(pick=PICK, prune=st.booleans(), order=st.randoms())
-    def start_evaluation(self, pick: int, prune: bool, order: Any) -> None:
+    @step(pick=PICK, prune=st.booleans(), order=ORDER)
+    def start_evaluation(self, pick: int, prune: bool, order: int) -> None:
         self._start(self._choose(self._queued_evaluations(), pick), prune, order)
 
-    def _start(self, evaluation: int, prune: bool, order: Any) -> None:
+    def _start(self, evaluation: int, prune: bool, order: int) -> None:
         """A worker takes it, and finds a closure, in some order, perhaps without what the graph knows."""
         worker = WORKERS[evaluation % 2]
         assignment = self._apply(ClaimEvaluation(evaluation, worker, "w"))
@@ -124,16 +139,20 @@ class EvaluationSteps(CacheSteps):
             n for n, d in self.model.facts.derivations.items() if d.walked
         }
         left = self.universe.closure(tops, known if prune else ())
-        order.shuffle(left)
+        left.sort()
+        if order:
+            Random(order).shuffle(left)
         self.streams[evaluation] = Stream(assignment, left, {f"attr.{top}": top for top in tops})
         self._say(f"start {evaluation}, which will send {left}")
         self._check()
 
     def _stream(self, pick: int) -> tuple[int, Stream]:
+        """One that is under way; while there is none, one that begins now."""
+        if not self.streams:
+            self._new_evaluation([pick, pick + 1], None, prune=False, order=0)
         return self._choose(sorted(self.streams.items()), pick)
 
-    @precondition(lambda self: self.streams)
-    @rule(
+    @step(
         pick=PICK, size=st.integers(1, 4), drvs=st.booleans(), entries=st.booleans(), error=st.integers(0, 9)
     )
     def send_batch(self, pick: int, size: int, drvs: bool, entries: bool, error: int) -> None:
@@ -145,11 +164,16 @@ class EvaluationSteps(CacheSteps):
     ) -> None:
         batch, stream.left = stream.left[:size], stream.left[size:]
         if drvs and batch:
-            self._commit({f"{name}.drv": () for name in batch})
+            self._upload(batch)
         points = self._points(stream, batch) if entries else {}
         found = [self.universe.found[name] for name in batch]
         stream.sent.append(found)
         self._record(evaluation, found, points, error=error)
+
+    def _upload(self, batch: Sequence[str]) -> None:
+        """The `.drv` files of a batch, and its input sources."""
+        sources = {path for name in batch for path in self.universe.found[name].sources}
+        self._commit(dict.fromkeys([f"{name}.drv" for name in batch] + sorted(sources), ()))
 
     def _points(self, stream: Stream, batch: Collection[str]) -> dict[str, str]:
         """Its entry points that the graph knows: one that was known and is collected is never sent."""
@@ -157,7 +181,7 @@ class EvaluationSteps(CacheSteps):
         return {attr: name for attr, name in stream.entries.items() if name in known}
 
     @precondition(lambda self: any(stream.sent for stream in self.streams.values()))
-    @rule(pick=PICK, which=PICK)
+    @step(pick=PICK, which=PICK)
     def send_again(self, pick: int, which: int) -> None:
         """Invariant 22: replaying a batch changes nothing, neither rows nor counters nor names."""
         sending = [(v, stream) for v, stream in sorted(self.streams.items()) if stream.sent]
@@ -178,8 +202,7 @@ class EvaluationSteps(CacheSteps):
         self._same("dropped", dropped, not self.model.record(evaluation, batch, points, error=error))
         self._check()
 
-    @precondition(lambda self: self.streams)
-    @rule(pick=PICK)
+    @step(pick=PICK)
     def send_nonsense(self, pick: int) -> None:
         """Refused, and nothing of it stays."""
         evaluation, _ = self._stream(pick)
@@ -197,8 +220,7 @@ class EvaluationSteps(CacheSteps):
         self._check(moved=False)
         self._unchanged("nonsense", before)
 
-    @precondition(lambda self: self.streams)
-    @rule(pick=PICK, all_sent=st.integers(0, 9))
+    @step(pick=PICK, all_sent=st.integers(0, 9))
     def end_stream(self, pick: int, all_sent: int) -> None:
         """Once in a while a worker ends its job though records are missing."""
         evaluation, stream = self._stream(pick)
@@ -206,7 +228,7 @@ class EvaluationSteps(CacheSteps):
 
     def _end_stream(self, evaluation: int, stream: Stream, *, all_sent: bool) -> None:
         if all_sent:
-            self._commit({f"{name}.drv": () for name in stream.left})
+            self._upload(stream.left)
             points = self._points(stream, stream.left)
             self._record(evaluation, [self.universe.found[name] for name in stream.left], points)
         del self.streams[evaluation]
@@ -214,19 +236,25 @@ class EvaluationSteps(CacheSteps):
         self._apply(EvalStreamCompleted(stream.assignment))
         self.model.end_stream(stream.assignment)
         self._check()
+        self._repaired(evaluation)
 
-    @precondition(lambda self: self.streams)
-    @rule(pick=PICK, kind=st.sampled_from(FailureKind))
-    def fail_stream(self, pick: int, kind: FailureKind) -> None:
+    def _repaired(self, evaluation: int) -> None:
+        """The repair pass has run over its closure."""
+        if lines := invariants.nothing_waits_above_a_lasting_failure(self.last, evaluation):
+            self._diverge(lines)
+
+    @step(pick=PICK, kind=st.sampled_from(FailureKind).map(int))
+    def fail_stream(self, pick: int, kind: int) -> None:
         evaluation, stream = self._stream(pick)
         del self.streams[evaluation]
-        self._say(f"fail_stream {evaluation}: {kind.name}")
-        self._apply(EvalFailed(stream.assignment, kind, "broken", LIMITS.max_attempts))
-        self.model.fail_stream(stream.assignment, kind)
+        why = FailureKind(kind)
+        self._say(f"fail_stream {evaluation}: {why.name}")
+        self._apply(EvalFailed(stream.assignment, why, "broken", LIMITS.max_attempts))
+        self.model.fail_stream(stream.assignment, why)
         self._check()
 
     @precondition(lambda self: self._live())
-    @rule(pick=PICK)
+    @step(pick=PICK)
     def abort_evaluation(self, pick: int) -> None:
         """Invariant 34: what another live evaluation wants does not change."""
         facts = self.model.facts
@@ -253,20 +281,25 @@ class EvaluationSteps(CacheSteps):
         kind, _, number = job_id.partition(":")
         return job_id if kind == "eval" else f"build:{self.last.derivation_ids[int(number)]}"
 
-    @precondition(lambda self: self._unfinished())
-    @rule(pick=PICK)
+    @SELDOM
+    @step(pick=PICK)
     def fail_evaluation(self, pick: int) -> None:
         """From the server's side."""
-        evaluation = self._choose(self._unfinished(), pick)
+        unfinished = self._unfinished()
+        evaluation = self._choose(unfinished, pick) if unfinished else self._stream(pick)[0]
         self._say(f"fail_evaluation {evaluation}")
         self._apply(FailEvaluation(evaluation, "source", "it cannot go on"))
         self.model.fail_evaluation(evaluation)
         self._check()
 
-    @precondition(lambda self: self._parked())
-    @rule(pick=PICK)
+    @step(pick=PICK)
     def unpark(self, pick: int) -> None:
-        self._unpark(self._choose(self._parked(), pick))
+        """Its workers are back."""
+        if not self._parked():
+            _, stream = self._stream(pick)
+            self._lose_worker(self.model.facts.assignments[stream.assignment].worker)
+        if self._parked():
+            self._unpark(self._choose(self._parked(), pick))
 
     def _unpark(self, evaluation: int) -> None:
         self._say(f"unpark {evaluation}")
@@ -275,7 +308,8 @@ class EvaluationSteps(CacheSteps):
         self._check()
 
     @precondition(lambda self: self.model.facts.evaluations and not self.graph.in_shared)
-    @rule(pick=PICK)
+    @SELDOM
+    @step(pick=PICK)
     def finish_evaluation(self, pick: int) -> None:
         """The waiting pass asks; whoever may end has ended already."""
         evaluation = self._choose(list(self.model.facts.evaluations), pick)

@@ -25,10 +25,11 @@ from gradient.model import (
 
 @attrs.define
 class Derivation:
-    """`outputs` by name, with the path of each; empty on a stub."""
+    """`outputs` by name, with the path of each, and input sources; empty on a stub."""
 
     walked: bool = False
     outputs: dict[str, str] = attrs.field(factory=dict)
+    sources: set[str] = attrs.field(factory=set)
 
 
 @attrs.define
@@ -45,11 +46,11 @@ class Build:
 
 @attrs.define
 class Evaluation:
-    """`for_task`: a task asked for it, no person. `evaluated`: its stream has ended."""
+    """`task` asked for it, or a person. `evaluated`: its stream has ended."""
 
     status: EvaluationStatus
     created_at: datetime
-    for_task: bool = False
+    task: int | None = None
     evaluated: bool = False
     has_error: bool = False
     # Something was un-walked while it was walking.

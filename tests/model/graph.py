@@ -21,6 +21,9 @@ from gradient.graph.transaction import Message, Transaction, graph_transaction
 
 T = TypeVar("T")
 START = datetime(2026, 1, 1, tzinfo=UTC)
+# Ids of the tasks there are. One tries again what its own builder has failed.
+TASKS = (1, 2)
+RETRYING_TASK = 2
 
 # Nothing refers to these from outside, so one statement empties the graph, and the numbers begin anew: an
 # example is the same however many were run before it.
@@ -45,7 +48,7 @@ class Graph:
         return self._tx is not None
 
     async def empty(self, upstream: bool = False) -> None:
-        """As a new database, with one project and one cache, which may have an upstream cache."""
+        """As a new database, with one project, its tasks, and one cache, which may have an upstream cache."""
         self.now = START
         async with self.connection.transaction():
             await self.connection.execute(EMPTY)
@@ -54,6 +57,12 @@ class Graph:
             )
             await self.connection.execute(
                 "INSERT INTO cache (name, created_at) VALUES ('main', now()) ON CONFLICT DO NOTHING"
+            )
+            await self.connection.execute(
+                "INSERT INTO task (project, name, repository, retry_failed_builds, created_at)"
+                " SELECT p.id, 't' || t, 'u', t = %s::integer, now()"
+                " FROM project p, unnest(%s::integer[]) t ORDER BY t",
+                [RETRYING_TASK, list(TASKS)],
             )
             await self.connection.execute("DELETE FROM cache_upstream")
             if upstream:

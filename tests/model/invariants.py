@@ -186,14 +186,17 @@ def nothing_blocks_what_is_finished_nor_is_left_unfinished(stored: Stored) -> Fo
 
 
 def completed_names_no_failure(stored: Stored, before: Stored) -> list[str]:
-    """Of what ended since `before`: later a retired output may be built again and fail."""
+    """Of what ended since `before`: later a retired output may be built again and fail. Nor does it name
+    what is still to be built."""
     lines = []
     for evaluation, row in stored.facts.evaluations.items():
         old = before.facts.evaluations.get(evaluation, row)
         if row.status is EvaluationStatus.COMPLETED and old.status is not row.status:
-            failed = rules.counters(stored.facts, evaluation).failed
-            if failed or row.has_error:
-                lines.append(f"27 Completed: evaluation {evaluation}, {failed} failed, error {row.has_error}")
+            counted = rules.counters(stored.facts, evaluation)
+            if counted.failed or row.has_error:
+                lines.append(f"27 Completed: evaluation {evaluation}, {counted}, error {row.has_error}")
+            if counted.active:
+                lines.append(f"26 finished: evaluation {evaluation} though {counted.active} block it")
     return lines
 
 
@@ -213,18 +216,20 @@ def no_attempt_runs_without_its_assignment(stored: Stored) -> Found:
             yield f"{attempt.derivation}, assignment {attempt.assignment}"
 
 
-def nothing_waits_above_a_lasting_failure(stored: Stored) -> Found:
-    """Within the closure of an evaluation whose stream has ended and that waits still."""
+def nothing_waits_above_a_lasting_failure(stored: Stored, evaluation: int) -> list[str]:
+    """Within the closure of an evaluation that was repaired just now, at the end of its stream or as it was
+    stuck: later failures spread as they come, and what thaws is looked at by the next repair."""
     facts = stored.facts
-    failed = set(_with(facts, *rules.FAILURE))
-    for evaluation, row in facts.evaluations.items():
-        if not (row.evaluated and rules.is_live(facts, evaluation)):
-            continue
-        for name in rules.named_by(facts, evaluation):
-            waits = facts.builds[name].status in {S.CREATED, S.QUEUED, S.FAILED_TRANSIENT}
-            lows = {low for low, _ in rules.below(facts, name)}
-            if waits and not facts.builds[name].cache_available and lows & failed:
-                yield f"{name} above {sorted(lows & failed)}"
+    row = facts.evaluations.get(evaluation)
+    if row is None or not row.evaluated or not rules.is_live(facts, evaluation):
+        return []
+    failed, lines = set(_with(facts, *rules.FAILURE)), []
+    for name in rules.named_by(facts, evaluation):
+        waits = facts.builds[name].status in {S.CREATED, S.QUEUED, S.FAILED_TRANSIENT}
+        lows = {low for low, _ in rules.below(facts, name)}
+        if waits and not facts.builds[name].cache_available and lows & failed:
+            lines.append(f"31 above a failure: {name} above {sorted(lows & failed)}")
+    return lines
 
 
 def no_build_tries_too_often(stored: Stored) -> Found:
@@ -308,7 +313,6 @@ ADOPTED: Final[Mapping[str, Check]] = {
     "28 names": what_a_live_evaluation_reaches_is_named_by_one,
 }
 QUIET: Final[Mapping[str, Check]] = {
-    "31 above a failure": nothing_waits_above_a_lasting_failure,
     "no evaluation waits": no_evaluation_waits,
     "nothing is left": nothing_wanted_is_left,
     "every assignment is closed": every_assignment_is_closed,
@@ -320,12 +324,13 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "22 a batch again": "evaluation_steps: send_again",
     "23 batches permuted": "test_order",
     "27 Completed": "pair: every step, completed_names_no_failure",
+    "31 above a failure": "evaluation_steps: every end of a stream, repair_steps: every heal",
     "24 retired and committed again": "cache_steps: retire_and_commit_again",
     "30 a second consistency pass": "repair_steps: check_consistency",
     "32 recount = incremental state": "pair: every step, the model against the graph",
     "33 moves": "pair: every step",
     "34 abort": "evaluation_steps: abort_evaluation",
-    "36 a committed Aborted": "build_steps: late_report",
+    "36 a committed Aborted": "build_steps: late_report, and every report of an open job",
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
+from hypothesis.stateful import precondition
 
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.evaluations import EvalFailed
@@ -18,12 +18,12 @@ from gradient.graph.moves import Moves
 from gradient.graph.recovery import recover_interrupted_work
 from gradient.model import BuildStatus, FailureKind, JobKind
 from tests.model import invariants
-from tests.model.build_steps import BuildSteps
-from tests.model.evaluation_steps import InOrder
 from tests.model.graph import Graph
-from tests.model.pair import LIMITS, PICK, Portal, Tally
+from tests.model.pair import LIMITS, PICK, SELDOM, Portal, Tally
 from tests.model.repair_steps import RepairSteps
+from tests.model.script import first_step, step
 from tests.model.universe import Universe, universes
+from tests.model.watch import Watch
 
 # Rounds in which everybody makes a step, until nothing moves.
 END: Final = 300
@@ -31,23 +31,31 @@ END: Final = 300
 FAILURES: Final = (FailureKind.TRANSIENT, FailureKind.PERMANENT, FailureKind.TIMEOUT)
 
 
-class GraphMachine(RepairSteps, BuildSteps):
+class GraphMachine(RepairSteps):
     """Everything that can happen, and the end of it."""
 
-    @initialize(universe=universes(), upstream=st.booleans(), tops=st.lists(PICK, min_size=1, max_size=2))
-    def begin(self, universe: Universe, upstream: bool, tops: list[int]) -> None:
+    @first_step(
+        universe=universes(),
+        upstream=st.booleans(),
+        tops=st.lists(PICK, min_size=1, max_size=2),
+        walked=st.booleans(),
+    )
+    def begin(self, universe: Universe, upstream: bool, tops: list[int], walked: bool) -> None:
+        """With one evaluation, which has perhaps come to its builds already."""
         self._begin(universe, upstream)
-        self._new_evaluation(tops, for_task=False, prune=False, order=InOrder())
+        evaluation = self._new_evaluation(tops, None, prune=False, order=0)
+        if walked:
+            self._end_stream(evaluation, self.streams[evaluation], all_sent=True)
 
     # Hypothesis leaves out some rules of each example. These go where a healthy server goes, whatever else
     # happens, so that every example gets somewhere.
 
-    @rule(picks=st.lists(PICK, min_size=1, max_size=3))
+    @step(picks=st.lists(PICK, min_size=1, max_size=3))
     def go_on(self, picks: list[int]) -> None:
         for pick in picks:
             self._go_on(pick)
 
-    @rule(pick=PICK)
+    @step(pick=PICK)
     def go_on_a_little(self, pick: int) -> None:
         self._go_on(pick)
 
@@ -64,22 +72,24 @@ class GraphMachine(RepairSteps, BuildSteps):
             steps.append(lambda: self._report(self._claim(name), self._start_build))
         if self._jobs():
             job = self._choose(self._jobs(), pick // 3)
-            steps.append(lambda: self._complete(job))
+            steps.append(lambda: self._complete(job, substituted=pick % 3 == 0))
             # Not everything that a healthy server does succeeds.
             if pick > 8:
                 steps.append(lambda: self._fail(job, self._choose(FAILURES, pick)))
+        if self._parked():
+            steps.append(lambda: self._unpark(self._choose(self._parked(), pick)))
         if self._queued_evaluations():
-            steps.append(lambda: self._start(self._queued_evaluations()[0], False, InOrder()))
+            steps.append(lambda: self._start(self._queued_evaluations()[0], False, 0))
         unasked = sorted(name for name, build in self.model.facts.builds.items() if not build.probed)
         if unasked:
             steps.append(lambda: self._answer_probe(unasked[:3], served=False))
         if not steps:
-            tops = [pick, pick + 1]
-            steps.append(lambda: self._new_evaluation(tops, for_task=False, prune=True, order=InOrder()))
+            steps.append(lambda: self._evaluate([pick, pick + 1], None))
         self._choose(steps, pick)()
 
     @precondition(lambda self: not self.graph.in_shared)
-    @rule()
+    @SELDOM
+    @step()
     def share_a_transaction(self) -> None:
         """What waits in the writer's channel is applied together."""
         self._say("share_a_transaction")
@@ -88,15 +98,18 @@ class GraphMachine(RepairSteps, BuildSteps):
         self.portal(self.graph.open_shared)
 
     @precondition(lambda self: self.graph.in_shared)
-    @rule()
+    @step()
     def commit_transaction(self) -> None:
+        self._commit_transaction()
+
+    def _commit_transaction(self) -> None:
         self._say("commit_transaction")
         self.portal(self.graph.commit, self._saw)
         self._check()
 
     @precondition(lambda self: not self.graph.in_shared)
     @precondition(lambda self: self.last.ledger)
-    @rule(recount=st.booleans())
+    @step(recount=st.booleans())
     def fold(self, recount: bool) -> None:
         self._say("recount" if recount else "fold")
         connection = self.graph.connection
@@ -110,7 +123,7 @@ class GraphMachine(RepairSteps, BuildSteps):
 
     @precondition(lambda self: not self.graph.in_shared)
     @precondition(lambda self: self._on_workers())
-    @rule()
+    @step()
     def restart(self) -> None:
         self._say("restart")
         self.graph.pass_time()
@@ -125,7 +138,7 @@ class GraphMachine(RepairSteps, BuildSteps):
     def end(self) -> None:
         """Let everything run to its end: then nothing waits for anything."""
         if self.graph.in_shared:
-            self.commit_transaction()
+            self._commit_transaction()
         for _ in range(END):
             if not self._let_all_go_on() and not self._heal_all():
                 break
@@ -152,7 +165,7 @@ class GraphMachine(RepairSteps, BuildSteps):
         for evaluation, stream in list(self.streams.items()):
             self._end_stream(evaluation, stream, all_sent=True)
         for evaluation in self._queued_evaluations():
-            self._start(evaluation, False, InOrder())
+            self._start(evaluation, False, 0)
             return True
         missing = [f"{name}.drv" for name in facts.derivations if f"{name}.drv" not in facts.cached]
         if missing:
@@ -168,7 +181,7 @@ class GraphMachine(RepairSteps, BuildSteps):
         for assignment in self._jobs():
             self._complete(assignment)
         if any(build.status is BuildStatus.FAILED_TRANSIENT for build in facts.builds.values()):
-            self.retry_transient(100)
+            self._retry_transient(100)
         queued = self._queued()
         for name in queued:
             if self.model.may_claim(name, facts.builds[name].cache_available):
@@ -177,7 +190,8 @@ class GraphMachine(RepairSteps, BuildSteps):
 
 
 def machine_on(
-    graph: Graph, portal: Portal, tally: Tally, base: type[GraphMachine] = GraphMachine
+    graph: Graph, portal: Portal, tally: Tally, watch: Watch, base: type[GraphMachine] = GraphMachine
 ) -> type[GraphMachine]:
     """The machine for one database; `portal` runs an async function where its connection lives."""
-    return type(base.__name__, (base,), {"graph": graph, "portal": staticmethod(portal), "tally": tally})
+    own = {"graph": graph, "portal": staticmethod(portal), "tally": tally, "watch": watch}
+    return type(base.__name__, (base,), own)

@@ -38,14 +38,20 @@ class Found:
     name: str
     inputs: tuple[str, ...]
     outputs: Mapping[str, str]
+    sources: tuple[str, ...] = ()
 
 
 class Model(BuildEvents):
     """What happens to evaluations, and with that everything."""
 
-    def create_evaluation(self, evaluation: int, *, for_task: bool) -> None:
+    def may_create(self, task: int | None) -> bool:
+        """A task has one evaluation at a time."""
+        rows = self.facts.evaluations
+        return task is None or not any(rules.is_live(self.facts, v) and rows[v].task == task for v in rows)
+
+    def create_evaluation(self, evaluation: int, task: int | None) -> None:
         """A new one, Queued."""
-        self.facts.evaluations[evaluation] = Evaluation(V.QUEUED, self.now, for_task)
+        self.facts.evaluations[evaluation] = Evaluation(V.QUEUED, self.now, task)
 
     def claim_evaluation(self, evaluation: int, assignment: int, worker: UUID) -> None:
         """It stays Queued until its worker reports."""
@@ -82,6 +88,7 @@ class Model(BuildEvents):
             derivation = facts.derivations[found.name]
             derivation.walked = True
             derivation.outputs = derivation.outputs or dict(found.outputs)
+            derivation.sources |= set(found.sources)
             for low in found.inputs:
                 self._edge(found.name, low, EdgeKind.BUILD)
         named = {name for found in batch for name in (found.name, *found.inputs)} | set(entries.values())

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import attrs
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine
+from hypothesis.stateful import RuleBasedStateMachine, precondition
 
 from gradient.graph.failure import RetryLimits
 from gradient.graph.moves import Moves
@@ -21,13 +21,25 @@ from tests.model.graph import Graph
 from tests.model.model import Found, Model
 from tests.model.stored import Stored
 from tests.model.universe import Universe
+from tests.model.watch import Failure, Watch
 
 T = TypeVar("T")
 LIMITS: Final = RetryLimits()
 WORKERS: Final = (UUID(int=1), UUID(int=2))
 PICK: Final = st.integers(0, 11)
+WORKER: Final = st.integers(0, len(WORKERS) - 1)
 # Runs an async function on the event loop that has the connection.
 Portal: TypeAlias = Callable[..., Any]
+
+
+# For what changes nothing, or clears everything away: a rule that may be chosen after every other step leaves
+# room for the others.
+def seldom(pair: Pair) -> bool:
+    """A precondition of choosing, not of making: a script with steps left out counts otherwise."""
+    return pair.steps % 2 == 0
+
+
+SELDOM: Final = precondition(seldom)
 
 
 class Diverged(AssertionError):
@@ -49,8 +61,9 @@ class Tally:
     """What a run did."""
 
     examples: int = 0
-    steps: int = 0
-    by_step: Counter[str] = attrs.field(factory=Counter)
+    # Steps by kind, and those of them that changed anything.
+    made: Counter[str] = attrs.field(factory=Counter)
+    effective: Counter[str] = attrs.field(factory=Counter)
 
 
 class Pair(RuleBasedStateMachine):
@@ -60,11 +73,16 @@ class Pair(RuleBasedStateMachine):
     portal: Portal
     graph: Graph
     tally: Tally
+    watch: Watch
     make_model: Callable[[datetime, bool], Model] = Model
 
     def __init__(self) -> None:
         super().__init__()
-        self.trail: list[str] = []
+        self.watch.next_example()
+        # What is being done, whether it has changed anything, and all that was done.
+        self.doing, self.changed = "", False
+        self.script: list[str] = []
+        self.steps = 0
         self.broken = False
         self.streams: dict[int, Stream] = {}
         self.tops: dict[int, list[str]] = {}
@@ -81,41 +99,43 @@ class Pair(RuleBasedStateMachine):
         self.moves = Moves()
         self.last = self.before = self._read()
         self._say(f"begin {'with' if upstream else 'without'} an upstream cache")
+        self.script += [f"#   {found}" for found in universe.found.values()]
+        self.script += [f"#   {path} refers to {refs}" for path, refs in universe.references.items() if refs]
 
     def teardown(self) -> None:
         if not hasattr(self, "model"):
             return
         try:
             if not self.broken:
-                self.end()
-        except BaseException as error:
-            error.add_note(self._story())
-            raise
+                self._make("# the end", self.end)
         finally:
             self.portal(self.graph.roll_back)
 
     # --- doing both -----------------------------------------------------------------------------
 
-    def _say(self, what: str) -> None:
-        self.trail.append(what)
-        self.tally.steps += 1
-        self.tally.by_step[what.split(maxsplit=1)[0]] += 1
+    def _make(self, line: str, step: Callable[[], None]) -> None:
+        """Make one step of the script."""
+        self.script.append(line)
+        try:
+            step()
+        except Exception as error:
+            self.broken = True
+            error.add_note("\n".join(self.script))
+            self.watch.saw(Failure(error, tuple(self.script)))
+            raise
+        finally:
+            self.steps += 1
 
-    def _story(self) -> str:
-        lines = [f"  {found}" for found in self.universe.found.values()]
-        lines += [f"  {path} refers to {refs}" for path, refs in self.universe.references.items() if refs]
-        return "\n".join(["the universe:", *lines, "what happened:", *(f"  {step}" for step in self.trail)])
+    def _say(self, what: str) -> None:
+        self.script.append(f"#   {what}")
+        self.doing, self.changed = what.split(maxsplit=1)[0], False
+        self.tally.made[self.doing] += 1
 
     def _apply(self, message: Message[T]) -> T:
         """The message to the real graph. The model's part follows, then `_check`."""
         self.graph.pass_time()
         self.model.now = self.graph.now
-        try:
-            answer: T = self.portal(self.graph.apply, message, self._saw)
-        except BaseException as error:
-            self.broken = True
-            error.add_note(self._story())
-            raise
+        answer: T = self.portal(self.graph.apply, message, self._saw)
         return answer
 
     def _saw(self, moves: Moves) -> None:
@@ -126,10 +146,7 @@ class Pair(RuleBasedStateMachine):
             self._diverge([f"{what}: the graph answers {graph}, the model {model}"])
 
     def _diverge(self, lines: Sequence[str]) -> None:
-        self.broken = True
-        error = Diverged("\n".join(lines))
-        error.add_note(self._story())
-        raise error
+        raise Diverged("\n".join(lines))
 
     def _read(self) -> Stored:
         found: Stored = self.portal(stored.read, self.graph.connection)
@@ -149,6 +166,8 @@ class Pair(RuleBasedStateMachine):
             lines += self._moves(now)
         if lines:
             self._diverge(lines)
+        self.tally.effective[self.doing] += not self.changed and now != self.last
+        self.changed = self.changed or now != self.last
         self.last = now
         if not self.graph.in_shared:
             self.before = now
@@ -178,6 +197,10 @@ class Pair(RuleBasedStateMachine):
 
     def _choose(self, options: Sequence[T], pick: int) -> T:
         return options[pick % len(options)]
+
+    def _refused(self, why: str) -> None:
+        """What is being done was refused, as the rules say."""
+        self.tally.made[f"{self.doing}: {why}"] += 1
 
     def _id(self, name: str) -> int:
         return next(i for i, letter in self.last.derivation_ids.items() if letter == name)

@@ -14,6 +14,7 @@ from gradient.model import (
     EvaluationStatus,
 )
 from tests.model import rules
+from tests.model.graph import RETRYING_TASK
 from tests.model.settling import CASCADE, Settling
 
 S = BuildStatus
@@ -62,7 +63,7 @@ class RepairEvents(Settling):
     def requeue_failed_closure(self, evaluation: int, closure: set[str], scope: str) -> None:
         """Back to Created. What stays: what was aborted here, lasting failures, and all above either. When
         stuck, a failure lasts if its builder has failed it; at the end of a stream, if it is newer than the
-        evaluation, or if its builder has failed it and a task asks."""
+        evaluation, or if its builder has failed it and a task asks that does not try such again."""
         facts, row = self.facts, self.facts.evaluations[evaluation]
         failed = closure & self._in(*rules.FAILURE)
         by_builder = {name for name in failed if rules.failed_by_its_builder(facts, name)}
@@ -70,7 +71,7 @@ class RepairEvents(Settling):
             lasting = by_builder
         else:
             lasting = {name for name in failed if facts.builds[name].updated_at >= row.created_at}
-            lasting |= by_builder if row.for_task else set()
+            lasting |= by_builder if row.task not in {None, RETRYING_TASK} else set()
         lasting = lasting - self._in(S.DEPENDENCY_FAILED) | self._aborted_by(evaluation)
         lasting |= self._all_above(lasting, failed & self._in(S.DEPENDENCY_FAILED))
         self.thaw_failed(failed - lasting)
@@ -180,6 +181,8 @@ class RepairEvents(Settling):
         live = rules.is_live(facts, evaluation)
         if not live and not (row.evaluated and row.status in {V.FAILED, V.ABORTED}):
             return "EVALUATION_FINISHED"
+        if not live and self._superseded(evaluation):
+            return "NEWER_EVALUATION"
         if facts.builds[name].status not in rules.FAILURE | {S.ABORTED}:
             return "WRONG_STATUS"
         causes = self._causes(name)
@@ -199,6 +202,13 @@ class RepairEvents(Settling):
         self.repair(evaluation, "retry", thawed)
         self.check_evaluation_done(evaluation)
         return thawed
+
+    def _superseded(self, evaluation: int) -> bool:
+        """Newer or still active evaluations of the same task keep the evaluation closed."""
+        rows = self.facts.evaluations
+        task = rows[evaluation].task
+        others = [v for v in rows if v != evaluation and task is not None and rows[v].task == task]
+        return any(v > evaluation or rules.is_live(self.facts, v) for v in others)
 
     def _causes(self, name: str) -> set[str]:
         """The failed builds below it, down through DependencyFailed ones alone; itself, if it is none."""

@@ -3,10 +3,10 @@ the consistency check finds nothing."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition
 
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.derivation_gc import CollectDerivations
@@ -14,48 +14,82 @@ from gradient.graph.evaluation_build import AbortBuild, BuildRefused, RetryBuild
 from gradient.graph.evaluation_gc import CollectEvaluations
 from gradient.graph.heal import Repair
 from gradient.graph.moves import Moves
+from gradient.graph.pg import execute
 from gradient.graph.transaction import Message
-from gradient.model import BuildStatus
-from tests.model import invariants, rules
+from gradient.model import BuildStatus, FailureKind
+from tests.model import invariants, rules, stored
 from tests.model.cache_steps import AGE, PICKS
 from tests.model.evaluation_steps import EvaluationSteps
-from tests.model.pair import PICK
+from tests.model.pair import PICK, SELDOM
+from tests.model.script import step
+
+# Maintained columns: their table, and its key.
+FLAGS: Final = ("fetchable", "wanted")
+DAMAGE: Final = {
+    "unwalked_inputs": ("derivation", "id"),
+    **dict.fromkeys(("missing_runtime_deps", "blocking_deps", *FLAGS), ("derivation_build", "derivation")),
+    **dict.fromkeys(
+        (f"{what}_shared_builds" for what in ("named", "active", "failed", "queued", "building")),
+        ("evaluation", "id"),
+    ),
+}
+SILENT: Final = "ALTER TABLE derivation_build DISABLE TRIGGER USER"
+LOUD: Final = "ALTER TABLE derivation_build ENABLE TRIGGER USER"
 
 
 class RepairSteps(EvaluationSteps):
     """What people and passes do about a graph that does not go on."""
 
-    def _named(self, *, live: bool, statuses: set[BuildStatus]) -> list[tuple[int, str]]:
-        """Names with such a build, of a live evaluation or of any; others too, when there is none."""
-        facts = self.model.facts
-        names = sorted(facts.names)
-        fitting = [
+    def _abortable(self) -> list[tuple[int, str]]:
+        """Names of live evaluations whose build has not ended."""
+        facts, stopped = self.model.facts, {BuildStatus.CREATED, BuildStatus.QUEUED, BuildStatus.BUILDING}
+        return [
             (v, name)
-            for v, name in names
-            if facts.builds[name].status in statuses and (rules.is_live(facts, v) or not live)
+            for v, name in sorted(facts.names)
+            if rules.is_live(facts, v) and facts.builds[name].status in stopped
         ]
-        return fitting or names
+
+    def _retryable(self) -> list[tuple[int, str]]:
+        """Names of evaluations that came to their builds, whose build has failed or was aborted."""
+        facts, failed = self.model.facts, {*rules.FAILURE, BuildStatus.ABORTED}
+        return [
+            (v, name)
+            for v, name in sorted(facts.names)
+            if facts.evaluations[v].evaluated and facts.builds[name].status in failed
+        ]
+
+    def _name(self, fitting: list[tuple[int, str]], pick: int, in_vain: int) -> tuple[int, str] | None:
+        """One that fits, or any once in a while: that is refused."""
+        names = sorted(self.model.facts.names) if in_vain == 0 else fitting
+        return self._choose(names, pick) if names else None
 
     @precondition(lambda self: self.model.facts.names)
-    @rule(pick=PICK)
-    def abort_build(self, pick: int) -> None:
-        stopped = {BuildStatus.CREATED, BuildStatus.QUEUED, BuildStatus.BUILDING}
-        evaluation, name = self._choose(self._named(live=True, statuses=stopped), pick)
-        self._say(f"abort_build {name} in {evaluation}")
-        answer = self._asked(AbortBuild(self._id(name), evaluation, "somebody"))
-        failed = answer if isinstance(answer, str) else self._letters(answer.dependents)
-        self._same("AbortBuild", failed, self.model.abort_build(name, evaluation))
-        self._check(moved=not isinstance(answer, str))
+    @step(pick=PICK, in_vain=st.integers(0, 4))
+    def abort_build(self, pick: int, in_vain: int) -> None:
+        if found := self._name(self._abortable(), pick, in_vain):
+            evaluation, name = found
+            self._say(f"abort_build {name} in {evaluation}")
+            answer = self._asked(AbortBuild(self._id(name), evaluation, "somebody"))
+            failed = answer if isinstance(answer, str) else self._letters(answer.dependents)
+            self._same("AbortBuild", failed, self.model.abort_build(name, evaluation))
+            self._answered(answer)
 
     @precondition(lambda self: self.model.facts.names)
-    @rule(pick=PICK)
-    def retry_build(self, pick: int) -> None:
-        failed = {*rules.FAILURE, BuildStatus.ABORTED}
-        evaluation, name = self._choose(self._named(live=False, statuses=failed), pick)
-        self._say(f"retry_build {name} in {evaluation}")
-        answer = self._asked(RetryBuild(self._id(name), evaluation, "somebody"))
-        thawed = answer if isinstance(answer, str) else self._letters(answer.builds)
-        self._same("RetryBuild", thawed, self.model.retry_build(name, evaluation))
+    @step(pick=PICK, in_vain=st.integers(0, 4))
+    def retry_build(self, pick: int, in_vain: int) -> None:
+        if not self._retryable() and (self._jobs() or self._queued()):
+            self._fail(self._some_job(pick), FailureKind.PERMANENT)
+        if found := self._name(self._retryable(), pick, in_vain):
+            evaluation, name = found
+            self._say(f"retry_build {name} in {evaluation}")
+            answer = self._asked(RetryBuild(self._id(name), evaluation, "somebody"))
+            thawed = answer if isinstance(answer, str) else self._letters(answer.builds)
+            self._same("RetryBuild", thawed, self.model.retry_build(name, evaluation))
+            self._answered(answer)
+
+    def _answered(self, answer: Any) -> None:
+        if isinstance(answer, str):
+            self._refused(answer)
         self._check(moved=not isinstance(answer, str))
 
     def _asked(self, message: Message[Any]) -> Any:
@@ -71,20 +105,34 @@ class RepairSteps(EvaluationSteps):
         return {self.last.derivation_ids[i] for i in ids}
 
     @precondition(lambda self: self._live())
-    @rule(pick=PICK)
-    def heal(self, pick: int) -> None:
-        self._heal(self._choose(self._live(), pick))
+    @step(pick=PICK, after_failure=st.booleans())
+    def heal(self, pick: int, after_failure: bool) -> None:
+        """What was stuck; perhaps because of something that may be tried again."""
+        if after_failure and (self._jobs() or self._queued()):
+            self._fail(self._some_job(pick), FailureKind.TIMEOUT)
+        waiting = sorted(set(self._live()) & set(self._past()))
+        hurt = [v for v in waiting if rules.counters(self.model.facts, v).failed]
+        if some := hurt or waiting or self._live():
+            self._heal(self._choose(some, pick))
 
     def _heal(self, evaluation: int) -> None:
         self._say(f"heal {evaluation}")
         self._apply(Repair(evaluation))
         self.model.heal(evaluation)
         self._check()
+        self._repaired(evaluation)
 
     @precondition(lambda self: self.model.facts.evaluations)
-    @rule(picks=PICKS)
+    @SELDOM
+    @step(picks=PICKS)
     def collect_evaluations(self, picks: list[int]) -> None:
-        evaluations = sorted({self._choose(list(self.model.facts.evaluations), pick) for pick in picks})
+        some = self._ended() or list(self.model.facts.evaluations)
+        self._collect_evaluations(sorted({self._choose(some, pick) for pick in picks}))
+
+    def _ended(self) -> list[int]:
+        return sorted(set(self.model.facts.evaluations) - set(self._live()))
+
+    def _collect_evaluations(self, evaluations: list[int]) -> None:
         self._say(f"collect_evaluations {evaluations}")
         gone = set(self._apply(CollectEvaluations(tuple(evaluations))))
         self._same("CollectEvaluations", gone, self.model.collect_evaluations(evaluations))
@@ -92,17 +140,22 @@ class RepairSteps(EvaluationSteps):
         self._check()
 
     @precondition(lambda self: self.model.facts.derivations)
-    @rule(picks=st.lists(PICK, min_size=1, max_size=8))
+    @step(picks=st.lists(PICK, min_size=1, max_size=8))
     def collect_derivations(self, picks: list[int]) -> None:
-        names = self._some(sorted(self.model.facts.derivations), picks)
+        known = sorted(self.model.facts.derivations)
+        if all(rules.is_named(self.model.facts, name) for name in known):
+            self._collect_evaluations(self._ended())
+        unnamed = [name for name in known if not rules.is_named(self.model.facts, name)]
+        names = self._some(unnamed or known, picks)
         self._say(f"collect_derivations {', '.join(names)}")
         later = self.graph.now + AGE
         gone = self._apply(CollectDerivations(tuple(map(self._id, names)), later, later))
         self._same("CollectDerivations", gone, self.model.collect_derivations(names))
         self._check()
 
-    @precondition(lambda self: not self.graph.in_shared and self.trail[-1] != "check_consistency")
-    @rule()
+    @precondition(lambda self: not self.graph.in_shared and not self.doing.startswith("check"))
+    @SELDOM
+    @step()
     def check_consistency(self) -> None:
         """Invariant 30: a second pass corrects nothing. The first gives names that nobody else gave."""
         self._say("check_consistency")
@@ -111,6 +164,10 @@ class RepairSteps(EvaluationSteps):
         report = self.portal(self._consistency)
         adopted = self.model.adopt_pending_closures()
         self._same("check", report, ConsistencyReport(adopted=adopted))
+        self._checked()
+
+    def _checked(self) -> None:
+        """The consistency check has run: all is as the model has it, and a second one finds nothing."""
         self._check(moved=False)
         lines = invariants.violations(self.last, invariants.ADOPTED)
         if lines:
@@ -119,6 +176,42 @@ class RepairSteps(EvaluationSteps):
         self._same("30 second check", self.portal(self._consistency), ConsistencyReport())
         self._check(moved=False)
         self._unchanged("30 second check", before)
+
+    @precondition(lambda self: not self.graph.in_shared)
+    @precondition(lambda self: self.model.facts.builds and self.model.facts.evaluations)
+    @step(
+        damage=st.lists(
+            st.tuples(st.sampled_from(sorted(DAMAGE)), PICK, st.integers(0, 2)), min_size=1, max_size=4
+        )
+    )
+    def check_damaged(self, damage: list[tuple[str, int, int]]) -> None:
+        """Somebody has written to maintained columns: the check puts all of them right."""
+        self._say(f"check_damaged {', '.join(self._damage(*one) for one in damage)}")
+        self.graph.pass_time()
+        self.model.now = self.graph.now
+        wrong = stored.differences(self.model.facts, self._read())
+        report = self.portal(self._consistency)
+        adopted = self.model.adopt_pending_closures()
+        self._same("check", report != ConsistencyReport(), bool(wrong or adopted))
+        self._checked()
+
+    def _damage(self, column: str, pick: int, value: int) -> str:
+        """Write to one row, behind the backs of the triggers; what was written."""
+        table, key = DAMAGE[column]
+        rows = sorted(self.model.facts.evaluations if table == "evaluation" else self._built())
+        row = self._choose(rows, pick)
+        new = f"NOT {column}" if column in FLAGS else str(value)
+        self.portal(self._behind_triggers, f"UPDATE {table} SET {column} = {new} WHERE {key} = {row}")
+        return f"{column} of {row} = {new}"
+
+    def _built(self) -> list[int]:
+        """The ids of what has a shared build."""
+        return [i for i, name in self.last.derivation_ids.items() if name in self.last.facts.builds]
+
+    async def _behind_triggers(self, statement: str) -> None:
+        async with self.graph.connection.transaction():
+            for part in (SILENT, statement, LOUD):
+                await execute(self.graph.connection, part)
 
     async def _consistency(self) -> Any:
         async def submit(message: Message[Any]) -> Any:

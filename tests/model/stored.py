@@ -70,12 +70,13 @@ _PICTURE = f"""
     SELECT
       (SELECT json_agg(json_build_array(id, name, walked, unwalked_inputs)) FROM derivation),
       (SELECT json_agg(json_build_array(derivation, name, package, is_cached)) FROM derivation_output),
+      (SELECT json_agg(json_build_array(derivation, store_path)) FROM derivation_input_source),
       (SELECT json_agg(json_build_array(derivation, dependency, kind)) FROM derivation_dependency),
       (SELECT json_agg(json_build_array(derivation, status, updated_at, probed, cache_available, substituted,
                                         attempt, fetchable, wanted, blocking_deps, missing_runtime_deps))
        FROM derivation_build),
       (SELECT json_agg(json_build_array(
-           v.id, v.status, v.created_at, v.task IS NOT NULL, v.building_started_at IS NOT NULL, v.walk_lost,
+           v.id, v.status, v.created_at, v.task, v.building_started_at IS NOT NULL, v.walk_lost,
            EXISTS (SELECT FROM evaluation_message m WHERE m.evaluation = v.id AND m.level = {_ERROR}),
            v.named_shared_builds + coalesce(l.named, 0), v.active_shared_builds + coalesce(l.active, 0),
            v.failed_shared_builds + coalesce(l.failed, 0), v.queued_shared_builds + coalesce(l.queued, 0),
@@ -101,7 +102,7 @@ async def read(connection: Connection) -> Stored:
     """Everything, as it is now."""
     (row,) = await fetch_all(connection, _PICTURE)
     *tables, ledger = row
-    derivations, outputs, edges, builds, evaluations, names, entries, paths, jobs, attempts = (
+    derivations, outputs, sources, edges, builds, evaluations, names, entries, paths, jobs, attempts = (
         table or [] for table in tables
     )
     names_of = {i: name for i, name, *_ in derivations}
@@ -110,15 +111,17 @@ async def read(connection: Connection) -> Stored:
         facts.derivations[name] = Derivation(walked)
     for i, name, path, _ in outputs:
         facts.derivations[names_of[i]].outputs[name] = path
+    for i, path in sources:
+        facts.derivations[names_of[i]].sources |= set(_names([path.removeprefix("/nix/store/")]))
     facts.edges = {(names_of[high], names_of[low]): EdgeKind(kind) for high, low, kind in edges}
     for i, status, updated_at, probed, available, substituted, attempt, *_ in builds:
         when = datetime.fromisoformat(updated_at)
         build = Build(BuildStatus(status), when, probed, available, substituted, attempt)
         facts.builds[names_of[i]] = build
-    for i, status, created_at, for_task, evaluated, walk_lost, has_error, *_ in evaluations:
+    for i, status, created_at, task, evaluated, walk_lost, has_error, *_ in evaluations:
         created = datetime.fromisoformat(created_at)
         facts.evaluations[i] = Evaluation(
-            EvaluationStatus(status), created, for_task, evaluated, has_error, walk_lost
+            EvaluationStatus(status), created, task, evaluated, has_error, walk_lost
         )
     facts.names = {(evaluation, names_of[i]): aborted for evaluation, i, aborted in names}
     facts.entry_points = {(evaluation, attr): names_of[i] for evaluation, attr, i in entries}

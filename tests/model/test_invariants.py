@@ -131,7 +131,6 @@ BROKEN: dict[str, Callable[[Stored], None]] = {
     "26 finished": fact(left_wanting),
     "28 names": fact(unnamed),
     "29 attempts": fact(runs_on),
-    "31 above a failure": fact(build("low", status=S.FAILED_PERMANENT)),
     "35 attempt <= maxAttempts": fact(build("low", attempt=4)),
     "is_cached": column("is_cached", "low", {"low"}),
     "held NARs": fact(lambda facts: facts.cached.update(low=())),
@@ -155,8 +154,20 @@ def test_completed_means_nothing_failed() -> None:
     before, after = world(), world()
     after.facts.evaluations[1].status = EvaluationStatus.COMPLETED
     build("low", status=S.FAILED_PERMANENT)(after.facts)
-    assert invariants.completed_names_no_failure(after, before) != []
+    failure, blocked = invariants.completed_names_no_failure(after, before)
+    assert failure.startswith("27")
+    assert blocked.startswith("26")
     assert invariants.completed_names_no_failure(after, after) == []
+
+
+def test_nothing_waits_above_a_failure() -> None:
+    stored = world()
+    assert invariants.nothing_waits_above_a_lasting_failure(stored, 1) == []
+    build("low", status=S.FAILED_PERMANENT)(stored.facts)
+    (line,) = invariants.nothing_waits_above_a_lasting_failure(stored, 1)
+    assert line == "31 above a failure: top above ['low']"
+    build("top", cache_available=True)(stored.facts)
+    assert invariants.nothing_waits_above_a_lasting_failure(stored, 1) == []
 
 
 def test_all_36_are_somewhere() -> None:

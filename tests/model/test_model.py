@@ -32,4 +32,4 @@ class ForgetfulMachine(GraphMachine):
 
 async def test_a_model_that_differs_is_found_out(connection: Connection) -> None:
     with pytest.raises(Diverged, match="SKIPPED"):
-        await run_machine(connection, examples=50, seed_number=0, base=ForgetfulMachine, shrink=False)
+        await run_machine(connection, examples=50, seed_number=0, base=ForgetfulMachine)

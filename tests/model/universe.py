@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import attrs
 from hypothesis import strategies as st
@@ -19,6 +19,8 @@ from tests.graph.world import drv, hash_part
 from tests.model.model import Found
 
 LETTERS: Final = "abcdefghij"
+# Input sources: files that nobody makes.
+SOURCES: Final = ("sh-source", "patch-source")
 
 
 class Makes(Enum):
@@ -36,6 +38,22 @@ class Universe:
 
     found: Mapping[str, Found]
     references: Mapping[str, tuple[str, ...]]
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script."""
+        return {
+            "found": [attrs.asdict(found) for found in self.found.values()],
+            "references": self.references,
+        }
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Universe:
+        """From a script."""
+        found = (
+            Found(f["name"], tuple(f["inputs"]), f["outputs"], tuple(f["sources"])) for f in values["found"]
+        )
+        references = {path: tuple(refs) for path, refs in values["references"].items()}
+        return cls({f.name: f for f in found}, references)
 
     def closure(self, tops: Iterable[str], known: Iterable[str] = ()) -> list[str]:
         """What a worker's walk finds below `tops`; it skips the subtrees of `known`."""
@@ -57,12 +75,13 @@ class Universe:
 def universes(draw: DrawFn) -> Universe:
     """Up to eight derivations, each needing earlier ones."""
     found: dict[str, Found] = {}
-    references: dict[str, tuple[str, ...]] = {}
+    references: dict[str, tuple[str, ...]] = dict.fromkeys(SOURCES, ())
     for name in LETTERS[: draw(st.integers(3, 8))]:
         earlier = list(found)
         inputs = tuple(draw(st.lists(st.sampled_from(earlier), unique=True, max_size=3))) if earlier else ()
         outputs = _outputs(draw, name, found, references)
-        found[name] = Found(name, inputs, outputs)
+        sources = tuple(draw(st.lists(st.sampled_from(SOURCES), unique=True, max_size=1)))
+        found[name] = Found(name, inputs, outputs, sources)
         for path in outputs.values():
             if path not in references:
                 references[path] = _references(draw, path, found, name)
@@ -96,7 +115,8 @@ def _references(draw: DrawFn, path: str, found: Mapping[str, Found], name: str) 
         if low not in closure:
             closure.add(low)
             due += found[low].inputs
-    paths = sorted({made for low in closure for made in found[low].outputs.values()})
+    lows = [found[low] for low in closure]
+    paths = sorted({path for low in lows for path in (*low.outputs.values(), *low.sources)})
     return tuple(draw(st.lists(st.sampled_from(paths), unique=True, max_size=3)))
 
 
@@ -111,7 +131,8 @@ def store_path(name: str) -> str:
 def discovered(found: Found) -> DiscoveredDerivation:
     """One derivation of an EvalResult batch."""
     outputs = tuple(OutputPath(name, store_path(path)) for name, path in found.outputs.items())
-    return DiscoveredDerivation(drv(found.name), outputs, tuple(map(drv, found.inputs)), (), "x86_64-linux")
+    inputs, sources = tuple(map(drv, found.inputs)), tuple(map(store_path, found.sources))
+    return DiscoveredDerivation(drv(found.name), outputs, inputs, sources, "x86_64-linux")
 
 
 def signed(path: str, references: Iterable[str]) -> Signed:

@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 
 from gradient.graph import predicates
+from gradient.graph.statements import all_statements
+from tests.graph.test_structure import demanding_the_lock
 from tests.mutate import ROOT, read_mutations
 
 MUTATIONS = read_mutations()
-# Whatever moves a counter, a flag, the need, the queue or a lock by the seed's rules.
+# What moves the need, the queue, names, verdicts and locks by the seed's rules; what writes a counter or a
+# flag is found below.
 SPREADING = {
-    "became_fetchable",
-    "lost_fetchability",
-    "ripple_down",
-    "ripple_up",
-    "add_blocking_deps",
-    "seed_blocking_deps",
-    "seed_missing_runtime_deps",
     "seed_unwalked_inputs",
-    "ripple_missing_runtime_deps",
-    "ripple_unwalked_inputs",
     "update_need",
     "settle_need",
     "thaw_wanted",
     "skip_unwanted",
     "promote",
+    "promote_closure",
     "unpromote_ungated",
+    "repair_can_start",
+    "settle_skipped",
+    "recount_wanted",
+    "adopt_pending_closure",
     "lock_shared_builds",
     "graph_transaction",
     "fold_shared_build_deltas",
-    "evaluation_shared_build_counts",
-    "evaluation_shared_build_moved",
-    "evaluation_shared_build_named",
+    "recount_evaluations",
+    "eval_blocked",
+    "unwalk_derivations",
+    "thaw_failed",
     "cascade_dependency_failed",
     "repair_dependency_failed",
     "claim_assignment",
 }
+MAINTAINED = "unwalked_inputs|missing_runtime_deps|fetchable|blocking_deps|wanted"
+WRITES = re.compile(rf"UPDATE derivation\w* \w+\s+SET ([^;]*?,\s+)?({MAINTAINED}) = ", re.DOTALL)
 
 
 def test_every_fault_can_be_made() -> None:
@@ -52,6 +55,22 @@ def test_every_predicate_and_every_spread_has_a_fault() -> None:
     assert ours - {"any_of"} - covered == set()
     assert SPREADING - covered == set()
     assert len(MUTATIONS) >= 25
+
+
+def test_whatever_writes_a_maintained_column_has_a_fault() -> None:
+    covered = {m.covers for m in MUTATIONS}
+    writers = {statement.name for statement in all_statements() if WRITES.search(statement.text)}
+    assert {"ripple_down", "ripple_up", "write_need", "walk_stubs"} <= writers  # the search finds them
+    assert writers - covered == set()
+    locking = {name.rpartition(".")[2] for name in demanding_the_lock()}
+    assert {name for name in locking if not name.startswith("_")} - covered == set()
+
+
+def test_every_function_of_the_schema_has_a_fault() -> None:
+    schema = "".join(path.read_text() for path in sorted((ROOT / "gradient/graph/schema").glob("*.sql")))
+    functions = set(re.findall(r"FUNCTION (\w+)", schema))
+    assert {"ripple_missing_runtime_deps", "ripple_unwalked_inputs"} <= functions
+    assert functions - {m.covers for m in MUTATIONS} == set()
 
 
 def test_every_fault_has_a_name_and_tests_of_its_own() -> None:
