@@ -52,11 +52,14 @@ LOCK_ENDED: Final = Statement(
     ORDER BY id FOR UPDATE
     """,
 )
+# What nobody wants is left out: it is not adopted, and the deletion gives it to nobody.
 OPEN_NAMES: Final = Statement(
     "open_names",
     f"""
-    SELECT DISTINCT j.derivation FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation
-    WHERE j.evaluation = ANY(%(ids)s) AND {open_predicate("b")}
+    SELECT DISTINCT j.derivation FROM build_job j, LATERAL (
+        SELECT FROM derivation_build b
+        WHERE b.derivation = j.derivation AND b.wanted AND {open_predicate("b")} OFFSET 0) open
+    WHERE j.evaluation = ANY(%(ids)s)
     """,
 )
 ENTRY_POINTS: Final = Statement(

@@ -24,14 +24,20 @@ from gradient.graph.predicates import (
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction
 
-# From each name of a live evaluation one step of the open walk down, to a wanted row.
+# The names of every live evaluation, and from each one step of the open walk down, to a wanted row. Looked up
+# name by name, and what is named already taken off at the end: nobody can estimate how little is left then.
 _BELOW_LIVE_NAMES = f"""
-    FROM evaluation v JOIN build_job j ON j.evaluation = v.id
-    JOIN derivation_build x ON x.derivation = j.derivation AND x.wanted AND {open_predicate("x")}
-    JOIN derivation xd ON xd.id = x.derivation
-    JOIN derivation_dependency e ON e.derivation = x.derivation AND {steps_over("e", "x", "xd")}
-    JOIN derivation_build b ON b.derivation = e.dependency AND b.wanted AND {open_predicate("b")}
-    WHERE {live_evaluation("v")}
+    named AS MATERIALIZED (
+        SELECT j.evaluation, j.derivation FROM evaluation v JOIN build_job j ON j.evaluation = v.id
+        WHERE {live_evaluation("v")}
+    ), below_names AS (
+        SELECT named.evaluation, below.derivation FROM named, LATERAL (
+            SELECT b.derivation FROM derivation_build x JOIN derivation xd ON xd.id = x.derivation
+            JOIN derivation_dependency e ON e.derivation = x.derivation AND {steps_over("e", "x", "xd")}
+            JOIN derivation_build b ON b.derivation = e.dependency AND b.wanted AND {open_predicate("b")}
+            WHERE x.derivation = named.derivation AND x.wanted AND {open_predicate("x")} OFFSET 0
+        ) below
+    )
 """
 # Looked up name by name: whoever hopes to meet a blocking row early reads a whole table when there is none.
 EVAL_BLOCKED: Final = Statement(
@@ -83,11 +89,8 @@ ADOPT_PENDING_CLOSURE: Final = Statement(
 PENDING_ORPHAN_FRONTIER: Final = Statement(
     "pending_orphan_frontier",
     f"""
-    SELECT EXISTS (
-        SELECT {_BELOW_LIVE_NAMES} AND NOT EXISTS (
-            SELECT FROM build_job n JOIN evaluation w ON w.id = n.evaluation
-            WHERE n.derivation = b.derivation AND {live_evaluation("w")})
-    )
+    WITH {_BELOW_LIVE_NAMES}
+    SELECT EXISTS (SELECT derivation FROM below_names EXCEPT SELECT derivation FROM named)
     """,
 )
 # The open walk from every name of every live evaluation, as far as it leads to what is not named by it: a
@@ -95,11 +98,12 @@ PENDING_ORPHAN_FRONTIER: Final = Statement(
 UNNAMED_CLOSURES: Final = Statement(
     "unnamed_closures",
     f"""
-    WITH RECURSIVE reached (evaluation, derivation) AS (
+    WITH RECURSIVE {_BELOW_LIVE_NAMES}, unnamed AS MATERIALIZED (
+        SELECT evaluation, derivation FROM below_names EXCEPT SELECT evaluation, derivation FROM named
+    ), reached (evaluation, derivation) AS (
         {
         open_closure_cte_body(
-            f'''SELECT v.id, b.derivation {_BELOW_LIVE_NAMES} AND NOT EXISTS (
-                SELECT FROM build_job n WHERE n.evaluation = v.id AND n.derivation = b.derivation)''',
+            "SELECT evaluation, derivation FROM unnamed",
             into='''AND b.wanted AND NOT EXISTS (SELECT FROM build_job n
                 WHERE n.evaluation = reached.evaluation AND n.derivation = b.derivation)''',
             carried="evaluation",

@@ -206,10 +206,15 @@ async def test_without_an_open_name_nothing_is_adopted(world: World, monkeypatch
 
     monkeypatch.setattr("gradient.graph.evaluation_gc.adopt_pending_closures", adopt)
     await world.apply(CollectEvaluations((first,)))
+    # Nobody wants what an aborted evaluation named alone.
     second = await evaluated(world, {"open": []}, ["open"])
     await world.apply(AbortEvaluation(second, "by a person"))
+    await world.apply(CollectEvaluations((second,)))
+    third, fourth = [await evaluated(world, {"shared": []}, ["shared"]) for _ in range(2)]
+    await world.apply(AbortEvaluation(third, "by a person"))
     with pytest.raises(AssertionError, match="walked for nothing"):
-        await world.apply(CollectEvaluations((second,)))
+        await world.apply(CollectEvaluations((third,)))
+    assert await world.evaluation_status(fourth) is EvaluationStatus.BUILDING
 
 
 async def test_its_entry_points_want_nothing_any_more(world: World) -> None:

@@ -53,7 +53,6 @@ TABLE_IS_THE_INPUT: Final[Mapping[str, str]] = {
     "can_start_drift": _CHECK,
     "fetchable_drift": _CHECK,
     "missing_runtime_deps_drift": _CHECK,
-    "open_names": _CHECK,
     "skipped_drift": _CHECK,
     "unwalked_inputs_drift": _CHECK,
     "wanted_drift": _CHECK,

@@ -15,10 +15,11 @@ class CollectionEvents(CacheEvents):
     """Evaluations and derivations go."""
 
     def collect_evaluations(self, evaluations: Iterable[int]) -> set[int]:
-        """Ended ones go with what they named. Who still waits for that names it. Answers which went."""
+        """Ended ones go with what they named. Who still waits for any of that names it, where it is wanted.
+        Answers which went."""
         facts = self.facts
         gone = {v for v in evaluations if not rules.is_live(facts, v)}
-        opened = rules.open_builds(facts) & {name for v, name in facts.names if v in gone}
+        opened = rules.wanted(facts) & {name for v, name in facts.names if v in gone}
         facts.evaluations = {v: row for v, row in facts.evaluations.items() if v not in gone}
         facts.names = {key: mark for key, mark in facts.names.items() if key[0] not in gone}
         facts.entry_points = {key: name for key, name in facts.entry_points.items() if key[0] not in gone}
