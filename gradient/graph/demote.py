@@ -39,10 +39,14 @@ OUTPUTS_REFERRING_TO: Final = Statement(
 UNSOURCED: Final = Statement(
     "unsourced_derivations",
     f"""
-    SELECT DISTINCT s.derivation FROM derivation_input_source s
-    JOIN derivation_build b ON b.derivation = s.derivation
-    WHERE s.hash = ANY(%(hashes)s) AND NOT ({any_of("b.status", BUILDER_STATUSES)} AND b.wanted)
-      AND NOT EXISTS (SELECT FROM cached_path p WHERE p.hash = s.hash AND p.file_hash IS NOT NULL)
+    SELECT DISTINCT s.derivation FROM derivation_input_source s, LATERAL (
+        SELECT FROM derivation_build b
+        WHERE b.derivation = s.derivation AND NOT ({any_of("b.status", BUILDER_STATUSES)} AND b.wanted)
+        OFFSET 0
+    ) idle
+    WHERE s.hash = ANY(%(hashes)s)
+      AND NOT EXISTS (SELECT FROM cached_path p WHERE p.hash = s.hash AND p.file_hash IS NOT NULL
+                      OFFSET 0)
     """,
 )
 WAITING_EVALUATIONS: Final = Statement(

@@ -78,12 +78,13 @@ def open_closure_cte_body(
     """
 
 
+# OFFSET 0: looked up for each row. For a batch it would else be read once, of everything that is wanted.
 _WANTED_FROM_ABOVE = f"""
     EXISTS (SELECT FROM derivation_dependency e
             JOIN derivation_build x ON x.derivation = e.derivation
             JOIN derivation xd ON xd.id = x.derivation
             WHERE e.dependency = b.derivation AND x.wanted AND {open_predicate("x")}
-              AND {steps_over("e", "x", "xd")})
+              AND {steps_over("e", "x", "xd")} OFFSET 0)
 """
 # Of the rows of the CTE `area`, those that are wanted: from entry points in it and from wanted rows outside.
 _WANTED_INSIDE = f"""

@@ -41,9 +41,10 @@ E = EvaluationStatus
 
 @attrs.frozen
 class Size:
-    """So many revisions."""
+    """So many revisions; of the first ones much is alive, the others are history."""
 
     revisions: int
+    alive: int = 1
 
     @property
     def derivations(self) -> int:
@@ -82,7 +83,8 @@ _STATUS_OF_TODAY: Final = f"""
 _DONE: Final = any_of("b.status", TERMINAL_SUCCESS)
 
 
-def _graph(n: int) -> list[str]:
+def _graph(size: Size) -> list[str]:
+    n = size.derivations
     p, r = _position("i"), _revision("i")
     below = f"CASE k WHEN 0 THEN p - 1 - p / 20 ELSE floor(p * {_dice('p', 'k')} ^ 2)::bigint END"
     kind = f"""
@@ -111,9 +113,9 @@ def _graph(n: int) -> list[str]:
         f"""
         INSERT INTO derivation_build (derivation, status, probed, fetchable, wanted, created_at, updated_at)
         SELECT i, status, true, {any_of("status", TERMINAL_SUCCESS)},
-               r = 0 AND status IN ({int(S.CREATED)}, {int(S.FAILED_TRANSIENT)}), now(), now()
+               r < {size.alive} AND status IN ({int(S.CREATED)}, {int(S.FAILED_TRANSIENT)}), now(), now()
         FROM generate_series(1, {n}) i, LATERAL (SELECT {p} AS p, {r} AS r) o,
-             LATERAL (SELECT CASE WHEN r = 0 THEN {_STATUS_OF_TODAY}
+             LATERAL (SELECT CASE WHEN r < {size.alive} THEN {_STATUS_OF_TODAY}
                       ELSE {_STATUS_OF_HISTORY} END AS status) s
         """,
         f"""
@@ -127,29 +129,32 @@ def _graph(n: int) -> list[str]:
 
 
 # The counters of what is pending, and from them what is queued and building.
-_PENDING: Final = [
-    f"""
+def _pending(size: Size) -> list[str]:
+    alive = size.alive * REVISION
+    return [
+        f"""
     UPDATE derivation_build b SET blocking_deps = c.blocking, missing_runtime_deps = c.missing
     FROM (SELECT e.derivation, count(*) AS blocking, count(*) FILTER (WHERE e.kind <> 0) AS missing
           FROM derivation_dependency e JOIN derivation_build x ON x.derivation = e.dependency
-          WHERE e.derivation <= {REVISION} AND NOT x.fetchable GROUP BY e.derivation) c
+          WHERE e.derivation <= {alive} AND NOT x.fetchable GROUP BY e.derivation) c
     WHERE b.derivation = c.derivation
     """,
-    f"""
+        f"""
     UPDATE derivation_build SET status = {int(S.QUEUED)}, queued_at = now()
-    WHERE derivation <= {REVISION} AND status = {int(S.CREATED)} AND wanted AND blocking_deps = 0
+    WHERE derivation <= {alive} AND status = {int(S.CREATED)} AND wanted AND blocking_deps = 0
     """,
-    f"""
+        f"""
     UPDATE derivation_build SET status = {int(S.BUILDING)} WHERE derivation IN (
         SELECT derivation FROM derivation_build WHERE status = {int(S.QUEUED)} ORDER BY 1 LIMIT 20)
     """,
-]
+    ]
 
 
 def _evaluations(size: Size) -> list[str]:
     total = size.revisions * EVALUATIONS
     alive = f"""
-        CASE e WHEN 1 THEN {int(E.BUILDING)} WHEN 3 THEN {int(E.EVALUATING_DERIVATION)}
+        CASE CASE WHEN e <= {size.alive * EVALUATIONS} THEN (e - 1) % {EVALUATIONS} + 1 END
+               WHEN 1 THEN {int(E.BUILDING)} WHEN 3 THEN {int(E.EVALUATING_DERIVATION)}
                WHEN 4 THEN {int(E.QUEUED)} WHEN 5 THEN {int(E.WAITING)} WHEN 6 THEN {int(E.FETCHING)}
                ELSE CASE WHEN e % 5 = 0 THEN {int(E.FAILED)} ELSE {int(E.COMPLETED)} END END
     """
@@ -167,7 +172,8 @@ def _evaluations(size: Size) -> list[str]:
                                 created_at, updated_at)
         OVERRIDING SYSTEM VALUE
         SELECT e, 1, {alive}, 'git+https://example.org/x', '{{packages.*.*}}', true,
-               CASE WHEN e BETWEEN 3 AND 6 THEN NULL ELSE now() END, now(), now()
+               CASE WHEN e <= {size.alive * EVALUATIONS} AND (e - 1) % {EVALUATIONS} BETWEEN 2 AND 5 THEN NULL
+                    ELSE now() END, now(), now()
         FROM generate_series(1, {total}) e
         """,
         f"""
@@ -291,8 +297,8 @@ async def fill(url: str, size: Size) -> None:
         for table, name, _ in keys:
             await execute(connection, f"ALTER TABLE {table} DROP CONSTRAINT {name}")
         for statement in (
-            *_graph(size.derivations),
-            *_PENDING,
+            *_graph(size),
+            *_pending(size),
             *_evaluations(size),
             *_jobs(size),
             *_CACHE,
