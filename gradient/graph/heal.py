@@ -6,11 +6,35 @@ Source: seed "Waiting and Recovery", Graph-Stuck Heal.
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
-from gradient.graph.evaluations import IS_PAST_EVALUATION, check_evaluation_done
+from gradient.graph.evaluations import IS_PAST_EVALUATION, check_evaluation_done, fail_evaluation
+from gradient.graph.predicates import any_of, blocks_evaluation, live_evaluation
 from gradient.graph.repair import RepairScope, repair_build_graph
+from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction
+from gradient.model import BuildStatus
+
+_UNDER_WAY: Final = frozenset({BuildStatus.QUEUED, BuildStatus.BUILDING, BuildStatus.FAILED_TRANSIENT})
+
+# What the evaluation waits for and nobody can build: its record was taken out of the graph after the walk. A
+# walk may bring it back, so nothing is lost while any evaluation is before its builds, or a build moves.
+LOST_RECORD: Final = Statement(
+    "lost_record",
+    f"""
+    WITH named AS MATERIALIZED (SELECT derivation FROM build_job WHERE evaluation = %(evaluation)s)
+    SELECT lost.name FROM named, LATERAL (
+        SELECT d.id, d.name FROM derivation d JOIN derivation_build b ON b.derivation = d.id
+        WHERE d.id = named.derivation AND NOT d.walked AND {blocks_evaluation("b")} OFFSET 0) lost
+    WHERE NOT EXISTS (SELECT FROM evaluation v WHERE {live_evaluation("v")} AND v.building_started_at IS NULL)
+      AND NOT EXISTS (SELECT FROM named n, LATERAL (
+              SELECT FROM derivation_build b
+              WHERE b.derivation = n.derivation AND {any_of("b.status", _UNDER_WAY)} OFFSET 0) moving)
+    ORDER BY lost.id LIMIT 1
+    """,
+)
 
 
 @attrs.frozen
@@ -21,7 +45,12 @@ class Repair:
     scope: RepairScope = RepairScope.UNSTICK
 
     async def apply(self, tx: Transaction) -> None:
-        """Run the repair pass; an evaluation that has gone on meanwhile, or ended, stays as it is."""
+        """Run the repair pass, and end what that cannot help; an evaluation that has gone on meanwhile, or
+        ended, stays as it is."""
         if await tx.value(IS_PAST_EVALUATION, evaluation=self.evaluation):
             await repair_build_graph(tx, self.evaluation, self.scope)
             await check_evaluation_done(tx, self.evaluation)
+            lost = await tx.value(LOST_RECORD, evaluation=self.evaluation)
+            if lost is not None:
+                why = f"{lost} must be built again, and its record was taken out of the graph: evaluate again"
+                await fail_evaluation(tx, self.evaluation, "evaluation", why)

@@ -12,6 +12,7 @@ from gradient.graph.builds import BuildFailed, RetryTransient
 from gradient.graph.demote import DemoteCacheClaim, DemoteMissingNar, DemotePath
 from gradient.graph.evaluations import AbortEvaluation
 from gradient.graph.failure import RetryLimits
+from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.retire import Retired, reopen, retire_cached_paths
 from gradient.graph.transaction import Transaction
@@ -20,6 +21,7 @@ from gradient.model import BuildStatus, EvaluationStatus, FailureKind
 from tests.graph.world import LIMITS, World, drv, hash_part, nar, out
 
 S = BuildStatus
+V = EvaluationStatus
 # `lib` is referred to by `tool` and `app` at run time; `gcc` is needed to build only.
 GRAPH = {"app": ["tool", "lib"], "tool": ["lib", "gcc"], "lib": ["gcc"], "gcc": []}
 REFERENCES = {"app": ["tool", "lib"], "tool": ["lib"], "lib": [], "gcc": []}
@@ -71,7 +73,7 @@ async def built(world: World) -> int:
     await world.end_stream(evaluation)
     for name in ("gcc", "lib", "tool", "app"):
         await world.build(name, REFERENCES[name])
-    assert await world.evaluation_status(evaluation) is EvaluationStatus.COMPLETED
+    assert await world.evaluation_status(evaluation) is V.COMPLETED
     return evaluation
 
 
@@ -262,6 +264,43 @@ async def test_a_missing_source_takes_what_refers_to_it_and_is_walked_again(worl
     assert not await world.value("SELECT walked FROM derivation")
 
 
+async def test_what_must_be_built_again_and_is_not_walked_any_more_ends_its_evaluation(world: World) -> None:
+    """`lib` is done when its source is lost: the next walk is to bring that. Then its output is lost too."""
+    source = "/nix/store/" + hash_part("src") + "-src"
+    evaluation = await world.evaluation()
+    await world.commit(nar(source))
+    await world.record(evaluation, {"lib": [], "other": []}, entries=["lib", "other"])
+    await world.connection.execute(
+        "INSERT INTO derivation_input_source SELECT id, %s, %s FROM derivation WHERE name = 'lib'",
+        (hash_part("src"), source),
+    )
+    await world.end_stream(evaluation)
+    await world.build("lib")
+    await world.apply(DemoteMissingNar((hash_part("src"),)))
+    await world.apply(DemoteMissingNar((hash_part("lib"),)))
+    assert await world.status("lib") is S.CREATED
+    await world.apply(Repair(evaluation))
+    assert await world.evaluation_status(evaluation) is V.BUILDING  # of `other`
+    await world.build("other")
+    second = await world.evaluation()
+    await world.apply(Repair(evaluation))
+    assert await world.evaluation_status(evaluation) is V.BUILDING  # the second may walk it
+    await world.apply(AbortEvaluation(second, "unused"))
+    await world.apply(Repair(evaluation))
+    assert await world.evaluation_status(evaluation) is V.FAILED
+    assert await world.value("SELECT message FROM evaluation_message WHERE level = 0") == (
+        "lib must be built again, and its record was taken out of the graph: evaluate again"
+    )
+    await world.check()
+    # As that says.
+    third = await world.evaluation()
+    await world.commit(nar(source))
+    await world.record(third, {"lib": []}, entries=["lib"])
+    await world.end_stream(third)
+    await world.build("lib")
+    assert await world.evaluation_status(third) is V.COMPLETED
+
+
 async def test_a_damaged_path_is_made_again_unless_it_came_since(world: World) -> None:
     await built(world)
     seen = world.now
@@ -324,7 +363,7 @@ async def test_a_build_waits_for_the_input_that_is_made_again(world: World) -> N
     await world.build("lib")
     assert await world.status("app") is S.QUEUED
     await world.build("app")
-    assert await world.evaluation_status(evaluation) is EvaluationStatus.COMPLETED
+    assert await world.evaluation_status(evaluation) is V.COMPLETED
     await world.check()
 
 
@@ -358,7 +397,7 @@ async def test_three_losses_are_enough(world: World) -> None:
         await world.fail("app", FailureKind.INPUTS_UNAVAILABLE, missing=(out("lib"),))
         await world.check()
     assert await world.status("app") is S.FAILED_PERMANENT
-    assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED
+    assert await world.evaluation_status(evaluation) is V.FAILED
     # Nobody needs it now; its entry point has failed.
     assert await world.status("lib") is S.SKIPPED
 
@@ -458,11 +497,11 @@ async def test_a_walk_that_was_overtaken_is_made_again(world: World) -> None:
     await world.record(again, {"user": ["app"]}, entries=["user"])
     await world.apply(Unwalk((await world.id("gcc"),)))
     await world.end_stream(again)
-    assert await world.evaluation_status(again) is EvaluationStatus.QUEUED
+    assert await world.evaluation_status(again) is V.QUEUED
     await world.start_evaluation(again)
     await world.record(again, {"user": ["app"], **GRAPH}, entries=["user"])
     await world.end_stream(again)
-    assert await world.evaluation_status(again) is EvaluationStatus.BUILDING
+    assert await world.evaluation_status(again) is V.BUILDING
     await world.check()
 
 
@@ -472,10 +511,10 @@ async def test_a_worker_that_leaves_a_gap_is_told_so_the_second_time(world: Worl
     await world.record(again, {"user": ["app", "never"]}, entries=["user"])
     await world.apply(Unwalk((await world.id("gcc"),)))
     await world.end_stream(again)
-    assert await world.evaluation_status(again) is EvaluationStatus.QUEUED
+    assert await world.evaluation_status(again) is V.QUEUED
     await world.start_evaluation(again)
     await world.end_stream(again)
-    assert await world.evaluation_status(again) is EvaluationStatus.FAILED
+    assert await world.evaluation_status(again) is V.FAILED
     message = await world.value("SELECT message FROM evaluation_message WHERE evaluation = %s", again)
     assert f"without the record of {drv('never')}," in message
     await world.check()

@@ -44,7 +44,15 @@ class RepairEvents(Settling):
         row = self.facts.evaluations[evaluation]
         if row.evaluated and row.status in {V.BUILDING, V.WAITING}:
             self.repair(evaluation, "unstick")
-            self.check_evaluation_done(evaluation)
+            if not self.check_evaluation_done(evaluation) and self._lost_record(evaluation):
+                self.fail_evaluation(evaluation)
+
+    def _lost_record(self, evaluation: int) -> bool:
+        """It waits for what is not walked any more, nothing of it moves, and nobody is about to walk that."""
+        facts, named = self.facts, set(rules.named_by(self.facts, evaluation))
+        lost = {n for n in named & rules.blocking_builds(facts) if not facts.derivations[n].walked}
+        walks = any(rules.is_live(facts, v) and not row.evaluated for v, row in facts.evaluations.items())
+        return bool(lost) and not walks and not named & self._in(S.QUEUED, S.BUILDING, S.FAILED_TRANSIENT)
 
     def unfetchable_closure(self, evaluation: int) -> set[str]:
         """What it names and all below that is not fetchable; below a passthrough what that refers to."""
