@@ -1,8 +1,8 @@
 """Abort and retry of one build of an evaluation. Layer: graph, run by the graph writer.
 
 A person stops a build on behalf of an evaluation that names it, or asks for a failed one again. An abort
-of the build itself is a mark on its build job (`build_job.aborted`): it holds until somebody retries the
-build, or another evaluation asks for it (docs/adr/0021).
+is a mark on its build job (`build_job.aborted`): it holds until somebody retries the build, or another
+evaluation asks for it (docs/adr/0021).
 Source: seed "Queueing and Counters", Build Abort and Retry.
 """
 
@@ -16,17 +16,13 @@ import attrs
 
 from gradient.graph.counters import recount_evaluations
 from gradient.graph.dependency_failure import repair_dependency_failed
-from gradient.graph.evaluations import (
-    ENTRY_POINTS_OF,
-    abort_jobs,
-    check_evaluation_done,
-    set_status,
-)
+from gradient.graph.evaluations import abort_jobs, check_evaluation_done, set_status
 from gradient.graph.messages import add_messages
 from gradient.graph.moves import BuildChange
 from gradient.graph.need import settle_aborted, update_and_settle_need
 from gradient.graph.predicates import any_of, live_evaluation, unassigned_predicate
 from gradient.graph.reachability import unfetchable_closure
+from gradient.graph.release import ENTRY_POINTS_OF
 from gradient.graph.repair import RepairScope, repair_build_graph, retry_closure
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Rejected, Transaction, ordered
@@ -83,6 +79,15 @@ ASSIGNED_AMONG: Final = Statement(
 CLEAR_ABORTED: Final = Statement(
     "clear_aborted_marks",
     "UPDATE build_job SET aborted = false WHERE derivation = ANY(%(ids)s) AND aborted",
+)
+# All of an evaluation that was aborted goes on; one that failed keeps what was aborted in it.
+FORGET_ABORT: Final = Statement(
+    "forget_abort_of_evaluation",
+    f"""
+    UPDATE build_job j SET aborted = false FROM evaluation v
+    WHERE v.id = %(evaluation)s AND v.status = {int(EvaluationStatus.ABORTED)}
+      AND j.evaluation = v.id AND j.aborted
+    """,
 )
 ABORTED_OF_EVALUATION: Final = Statement(
     "aborted_builds_of_evaluation",
@@ -255,8 +260,9 @@ async def reopen_evaluation(tx: Transaction, evaluation: int) -> None:
     """Back to Building with an evaluation that had ended (REOPEN_EVALUATION): it can end again.
 
     Its counters stood still meanwhile; and what it named and was aborted is wanted again, or is no failure
-    of it any more.
+    of it any more: all of it when the evaluation itself had been aborted.
     """
+    await tx.run(FORGET_ABORT, evaluation=evaluation)
     await set_status(tx, evaluation, EvaluationStatus.BUILDING, REOPENABLE)
     await recount_evaluations(tx.connection, [evaluation])
     await update_and_settle_need(tx, await tx.ids(ENTRY_POINTS_OF, evaluation=evaluation), only_gains=True)

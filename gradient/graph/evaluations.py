@@ -14,12 +14,12 @@ import attrs
 
 from gradient.graph.assignments import close_assignment, mark_abort_sent, open_assignment
 from gradient.graph.batch_checks import drv_path
-from gradient.graph.counters import eval_counters
+from gradient.graph.counters import eval_counters, recount_evaluations
 from gradient.graph.messages import add_messages
-from gradient.graph.moves import BuildChange, JobAbort
-from gradient.graph.need import need_after, settle_need, update_need
-from gradient.graph.predicates import any_of, live_evaluation, unassigned_predicate
+from gradient.graph.moves import JobAbort
+from gradient.graph.predicates import any_of, live_evaluation
 from gradient.graph.reachability import eval_blocked
+from gradient.graph.release import release_evaluation_need
 from gradient.graph.repair import RepairScope, repair_build_graph
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Rejected, Transaction, ordered
@@ -28,9 +28,7 @@ from gradient.model import (
     EVALUATION_ACTIVE,
     EVALUATION_EVALUATING,
     EVALUATION_RUNNING,
-    PENDING,
     REQUEUEABLE,
-    BuildStatus,
     CachedSource,
     DispatchOutcome,
     EvaluationKind,
@@ -173,32 +171,6 @@ HAS_FAILED: Final = Statement(
 )
 IS_LIVE: Final = Statement(
     "evaluation_is_live", f"SELECT {live_evaluation('v')} FROM evaluation v WHERE v.id = %(evaluation)s"
-)
-ENTRY_POINTS_OF: Final = Statement(
-    "entry_points_of", "SELECT DISTINCT derivation FROM entry_point WHERE evaluation = %(evaluation)s"
-)
-# After the need was released: what this evaluation names, or was the last to want, and nobody wants now.
-# What has not begun and another live evaluation names is left to be Skipped: an abort of one evaluation
-# is no failure of another that had no use for the build.
-ABORT_UNWANTED: Final = Statement(
-    "abort_unwanted_builds",
-    f"""
-    WITH concerned (derivation) AS (
-        SELECT unnest(%(lost)s::bigint[])
-      UNION
-        SELECT own.derivation FROM build_job own WHERE own.evaluation = %(evaluation)s
-    ), doomed AS (
-        SELECT b.derivation, b.status FROM concerned JOIN derivation_build b USING (derivation)
-        WHERE NOT b.wanted AND {any_of("b.status", ABORTABLE)}
-          AND NOT ({any_of("b.status", PENDING)} AND {unassigned_predicate("b")} AND EXISTS (
-                   SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation
-                   WHERE j.derivation = b.derivation AND {live_evaluation("v")}))
-        ORDER BY b.derivation FOR NO KEY UPDATE OF b
-    )
-    UPDATE derivation_build b SET status = {int(BuildStatus.ABORTED)}, updated_at = %(now)s
-    FROM doomed d WHERE b.derivation = d.derivation
-    RETURNING b.derivation, d.status
-    """,
 )
 
 
@@ -486,7 +458,11 @@ async def lose_evaluations(tx: Transaction, evaluations: Collection[int]) -> Non
 async def check_evaluation_done(tx: Transaction, evaluation: int) -> bool:
     """Write the verdict once no blocking shared build is left; True when it was written."""
     counters = (await eval_counters(tx, [evaluation])).get(evaluation)
-    if counters is None or counters.active > 0 or await eval_blocked(tx, evaluation):
+    if counters is None or counters.active > 0:
+        return False
+    if await eval_blocked(tx, evaluation):
+        # The zero is contradicted: the counters have drifted.
+        await recount_evaluations(tx.connection, [evaluation])
         return False
     failed = await tx.value(HAS_FAILED, evaluation=evaluation)
     if failed is None:
@@ -549,20 +525,9 @@ async def abort_evaluation(tx: Transaction, evaluation: int, reason: str) -> boo
     if not await set_status(tx, evaluation, EvaluationStatus.ABORTED, EVALUATION_ACTIVE):
         return False
     await add_messages(tx, evaluation, MessageLevel.NOTICE, "abort", [reason])
-    await release_evaluation_need(tx, evaluation, reason)
+    ended = await release_evaluation_need(tx, evaluation)
+    await abort_jobs(tx, [f"eval:{evaluation}", *(f"build:{i}" for i in ended)], reason)
     return True
-
-
-async def release_evaluation_need(tx: Transaction, evaluation: int, reason: str) -> None:
-    """Update the need below the entry points of an aborted evaluation, and stop what lost it."""
-    change = await update_need(tx, await tx.ids(ENTRY_POINTS_OF, evaluation=evaluation))
-    rows = await tx.rows(ABORT_UNWANTED, evaluation=evaluation, lost=ordered(change.lost), now=tx.now)
-    changes = [BuildChange(i, BuildStatus(old), BuildStatus.ABORTED) for i, old in rows]
-    tx.moves.change(changes)
-    await settle_need(tx, change)
-    await need_after(tx, changes)
-    jobs = [f"eval:{evaluation}", *(f"build:{c.derivation}" for c in changes)]
-    await abort_jobs(tx, jobs, reason)
 
 
 async def abort_jobs(tx: Transaction, jobs: Collection[str], reason: str) -> None:

@@ -16,9 +16,9 @@ from gradient.graph.can_start import became_fetchable, clear_fetchable, promote,
 from gradient.graph.locks import SharedBuildLock, lock_shared_builds
 from gradient.graph.moves import BuildChange
 from gradient.graph.predicates import (
+    aborted_in_live,
     any_of,
     held_by_abort,
-    marked_aborted,
     open_predicate,
     steps_over,
     wanting_entry_point,
@@ -31,7 +31,7 @@ _FROZEN: Final = frozenset({BuildStatus.SKIPPED, BuildStatus.ABORTED})
 
 
 def _thaws(b: str) -> str:
-    """Waits again as soon as it is needed: Skipped, or Aborted unless a person's abort of it holds."""
+    """Waits again as soon as it is needed: Skipped, or Aborted unless that abort holds."""
     return f"({any_of(f'{b}.status', _FROZEN)} AND NOT {held_by_abort(b)})"
 
 
@@ -218,14 +218,14 @@ SKIP_UNWANTED: Final = Statement(
     """,
 )
 # What was aborted before and this evaluation needs waits again. What it has no need for is no failure of
-# this one: settled as what nobody needs; only an abort of the build itself stays.
+# this one: settled as what nobody needs; only an abort for another live evaluation stays, as its failure.
 SETTLE_ABORTED: Final = Statement(
     "settle_aborted",
     f"""
     WITH aborted AS (
         SELECT b.derivation, b.wanted FROM derivation_build b
         WHERE b.derivation = ANY(%(ids)s) AND b.status = {int(BuildStatus.ABORTED)}
-          AND CASE WHEN b.wanted THEN NOT {held_by_abort("b")} ELSE NOT {marked_aborted("b.derivation")} END
+          AND CASE WHEN b.wanted THEN NOT {held_by_abort("b")} ELSE NOT {aborted_in_live("b.derivation")} END
         ORDER BY b.derivation FOR NO KEY UPDATE
     )
     UPDATE derivation_build b

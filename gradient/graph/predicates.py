@@ -142,17 +142,32 @@ def deterministic_failure(b: str = "b") -> str:
 
 
 def marked_aborted(derivation: str) -> str:
-    """A person aborted this very build in some evaluation, and nobody has retried it."""
+    """It was aborted for some evaluation, and nobody has retried it."""
     return f"EXISTS (SELECT FROM build_job j WHERE j.derivation = {derivation} AND j.aborted)"
 
 
+def aborted_in_live(derivation: str) -> str:
+    """It was aborted for an evaluation that has not ended: it is a failure of that one."""
+    return (
+        "EXISTS (SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation"
+        f" WHERE j.derivation = {derivation} AND j.aborted AND {live_evaluation('v')})"
+    )
+
+
+def asked_for(derivation: str) -> str:
+    """A live evaluation names it in which it was not aborted."""
+    return (
+        "EXISTS (SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation"
+        f" WHERE j.derivation = {derivation} AND NOT j.aborted AND {live_evaluation('v')})"
+    )
+
+
 def held_by_abort(b: str = "b") -> str:
-    """Aborted by a person, and no live evaluation asks for it but the ones it was aborted in: what still
-    wants it from before does not bring it back."""
+    """Its abort holds: no live evaluation asks for it but those it was aborted for, and what still wants it
+    from before does not bring it back."""
     return (
         f"({b}.status = {int(BuildStatus.ABORTED)} AND {marked_aborted(f'{b}.derivation')}"
-        " AND NOT EXISTS (SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation"
-        f" WHERE j.derivation = {b}.derivation AND NOT j.aborted AND {live_evaluation('v')}))"
+        f" AND NOT {asked_for(f'{b}.derivation')})"
     )
 
 

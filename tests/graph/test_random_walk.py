@@ -25,7 +25,6 @@ from gradient.graph.consistency import ConsistencyReport, graph_consistency_repo
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.evaluation_build import BuildRefused, Refusal
 from gradient.graph.evaluations import (
-    AbortEvaluation,
     EvalFailed,
     EvalStreamCompleted,
     FinishEvaluation,
@@ -167,7 +166,7 @@ class Walk:
         live = await self.world.value(query)
         if live:
             evaluation = self.dice.choice(live)
-            await self.world.apply(AbortEvaluation(evaluation, "by a person"))
+            await self.world.abort(evaluation)
             run = self.running.pop(evaluation, None)
             if run is not None and self.dice.random() < 0.7:
                 await self.world.apply(EvalFailed(run.assignment, FailureKind.ABORTED, "aborted", 3))

@@ -15,6 +15,7 @@ from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
 from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted
 from gradient.graph.evaluation_build import AbortBuild, Aborted, Retried, RetryBuild
 from gradient.graph.evaluations import (
+    AbortEvaluation,
     CreateEvaluation,
     EvalStreamCompleted,
     EvaluationPhase,
@@ -158,6 +159,12 @@ class World:
     async def retry_build(self, name: str, evaluation: int | None = None) -> Retried:
         return await self.apply(RetryBuild(await self.id(name), evaluation, "a person"))
 
+    async def abort(self, evaluation: int) -> None:
+        """Abort an evaluation that runs: nothing goes on that it names and no live one asks for."""
+        assert await self.apply(AbortEvaluation(evaluation, "by a person"))
+        cursor = await self.connection.execute(GOES_ON, (evaluation,))
+        assert await cursor.fetchall() == []
+
     async def confirm_abort(self, name: str) -> None:
         """The worker has stopped it."""
         await self.apply(BuildFailed(self.open.pop(name), FailureKind.ABORTED, "aborted", LIMITS))
@@ -202,6 +209,21 @@ _PRESENT = """(EXISTS (SELECT FROM derivation_output o WHERE o.derivation = {0})
 _COMPLETE = "({0}.missing_runtime_deps = 0 AND " + _PRESENT.format("{0}.derivation") + ")"
 _OPEN = "(NOT {0}.fetchable AND {0}.status NOT IN (4, 6, 9))"
 _BUILDER = "({1}.walked AND {0}.probed AND NOT {0}.cache_available AND {0}.status IN (0, 1, 2, 8))"
+# What the entry points of some evaluations (`v`) want.
+_WANTED_BY = f"""
+    WITH RECURSIVE reached (id) AS (
+        SELECT t.derivation FROM entry_point t JOIN evaluation v ON v.id = t.evaluation
+        LEFT JOIN build_job j ON j.evaluation = t.evaluation AND j.derivation = t.derivation
+        JOIN derivation_build b ON b.derivation = t.derivation
+        WHERE {{0}} AND NOT coalesce(j.aborted, false) AND {_OPEN.format("b")}
+      UNION
+        SELECT e.dependency FROM reached r
+        JOIN derivation_build x ON x.derivation = r.id JOIN derivation xd ON xd.id = r.id
+        JOIN derivation_dependency e ON e.derivation = r.id
+        JOIN derivation_build b ON b.derivation = e.dependency AND {_OPEN.format("b")}
+        WHERE e.kind IN (1, 2) OR {_BUILDER.format("x", "xd")}
+    )
+"""
 
 PICTURE = """
     SELECT d.name, b.status, CASE WHEN b.wanted THEN 'wanted' ELSE '-' END,
@@ -256,18 +278,7 @@ RECOUNTS = {
         WHERE b.blocking_deps <> n
     """,
     "wanted": f"""
-        WITH RECURSIVE reached (id) AS (
-            SELECT t.derivation FROM entry_point t JOIN evaluation v ON v.id = t.evaluation
-            LEFT JOIN build_job j ON j.evaluation = t.evaluation AND j.derivation = t.derivation
-            JOIN derivation_build b ON b.derivation = t.derivation
-            WHERE v.status <> 7 AND NOT coalesce(j.aborted, false) AND {_OPEN.format("b")}
-          UNION
-            SELECT e.dependency FROM reached r
-            JOIN derivation_build x ON x.derivation = r.id JOIN derivation xd ON xd.id = r.id
-            JOIN derivation_dependency e ON e.derivation = r.id
-            JOIN derivation_build b ON b.derivation = e.dependency AND {_OPEN.format("b")}
-            WHERE e.kind IN (1, 2) OR {_BUILDER.format("x", "xd")}
-        )
+        {_WANTED_BY.format("v.status <> 7")}
         SELECT d.name, b.wanted, b.status FROM derivation_build b JOIN derivation d ON d.id = b.derivation
         WHERE {_OPEN.format("b")} AND b.wanted <> (b.derivation IN (SELECT id FROM reached))
     """,
@@ -334,3 +345,12 @@ RECOUNTS = {
             WHERE j.evaluation = v.id AND ((b.status IN (0, 1, 2, 8, 10) AND b.wanted) OR b.status IN (1, 2)))
     """,
 }
+# Of what an evaluation names that was aborted a moment ago: what goes on, though no live one asks for it.
+GOES_ON = f"""
+    {_WANTED_BY.format("v.status IN (0, 1, 2, 3, 4, 8)")}
+    SELECT d.name FROM build_job own JOIN derivation_build b ON b.derivation = own.derivation
+    JOIN derivation d ON d.id = b.derivation
+    WHERE own.evaluation = %s AND b.status IN (0, 1, 2) AND b.derivation NOT IN (SELECT id FROM reached)
+      AND NOT EXISTS (SELECT FROM build_job j JOIN evaluation v ON v.id = j.evaluation
+                      WHERE j.derivation = b.derivation AND NOT j.aborted AND v.status IN (0, 1, 2, 3, 4, 8))
+"""

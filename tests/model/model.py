@@ -151,14 +151,21 @@ class Model(BuildEvents):
             row.status = V.QUEUED
 
     def abort_evaluation(self, evaluation: int) -> set[str] | None:
-        """Abort it and what it named or wanted that nobody wants any more, except what has not begun and
-        another live evaluation names. Answers the jobs that get an AbortJob; None when it had ended."""
+        """Abort it, and stop what no other live evaluation wants: of what it names, what only ended ones
+        want, unless a live one names it; then what it named or wanted and nobody wants any more, except what
+        has not begun and another live one names. Answers the jobs that get an AbortJob; None when it had
+        ended."""
         facts = self.facts
         if not rules.is_live(facts, evaluation):
             return None
         before = rules.wanted(facts)
         facts.evaluations[evaluation].status = V.ABORTED
+        held = self._wanted_by_ended_alone(evaluation)
+        self._move(held, S.ABORTED)
         after = rules.wanted(facts)
+        # What an ended evaluation wants all the same is held; what stands below that alone is not wanted.
+        for name in held & after:
+            facts.names[evaluation, name] = True
         doomed = (before - after) | (set(rules.named_by(facts, evaluation)) - after)
         doomed &= self._in(S.CREATED, S.QUEUED, S.BUILDING)
         live = {name for named_by, name in facts.names if rules.is_live(facts, named_by)}
@@ -166,5 +173,13 @@ class Model(BuildEvents):
         doomed -= live & not_begun
         self._move(doomed, S.ABORTED)
         self.settle()
-        stopped = {f"eval:{evaluation}", *(f"build:{name}" for name in doomed)}
+        stopped = {f"eval:{evaluation}", *(f"build:{name}" for name in held | doomed)}
         return stopped & {a.job_id for a in facts.assignments.values() if a.outcome is None}
+
+    def _wanted_by_ended_alone(self, evaluation: int) -> set[str]:
+        facts = self.facts
+        pending = set(rules.named_by(facts, evaluation)) & self._in(S.CREATED, S.QUEUED, S.BUILDING)
+        live = [v for v in facts.evaluations if rules.is_live(facts, v)]
+        by_live = rules.open_walk(facts, rules.wanting_entry_points(facts, live))
+        asked = {name for (v, name), aborted in facts.names.items() if v in live and not aborted}
+        return (pending & rules.wanted(facts)) - by_live - asked

@@ -148,7 +148,7 @@ class RepairEvents(Settling):
     def _skip_aborted(self, names: set[str]) -> None:
         """What an earlier evaluation aborted, and this one does not need, is no failure of this one."""
         aborted = (names & self._in(S.ABORTED)) - rules.wanted(self.facts)
-        self._move((name for name in aborted if not rules.is_marked(self.facts, name)), S.SKIPPED)
+        self._move((name for name in aborted if not rules.is_marked_in_live(self.facts, name)), S.SKIPPED)
         self.settle()
 
     def adopt_pending_closures(self) -> int:
@@ -204,6 +204,8 @@ class RepairEvents(Settling):
             if named in causes:
                 facts.names[named_for, named] = False
         if not live:
+            for named in rules.named_by(facts, evaluation):
+                facts.names[evaluation, named] &= row.status is not V.ABORTED
             row.status = V.BUILDING
             self.settle()
             self._skip_aborted(set(rules.named_by(facts, evaluation)) - self._aborted_by(evaluation))

@@ -203,8 +203,16 @@ def is_marked(facts: Facts, name: str) -> bool:
     return any(named == name and aborted for (_, named), aborted in facts.names.items())
 
 
+def is_marked_in_live(facts: Facts, name: str) -> bool:
+    """... in one that has not ended: it is a failure of that one."""
+    return any(
+        named == name and aborted and is_live(facts, evaluation)
+        for (evaluation, named), aborted in facts.names.items()
+    )
+
+
 def is_held(facts: Facts, name: str) -> bool:
-    """Its abort by a person holds: no live evaluation names it in which it was not aborted (ADR 21)."""
+    """Its abort holds: no live evaluation names it in which it was not aborted (ADR 21)."""
     asked = any(
         named == name and not aborted and is_live(facts, evaluation)
         for (evaluation, named), aborted in facts.names.items()

@@ -76,7 +76,7 @@ class Settling:
         return self._move(held, S.SUBSTITUTED)
 
     def thaw_wanted(self) -> bool:
-        """Skipped/Aborted -> Created, attempt = 0, but for what a person's abort holds."""
+        """Skipped/Aborted -> Created, attempt = 0, but for what an abort holds."""
         frozen = self._in(S.SKIPPED, S.ABORTED) & rules.wanted(self.facts)
         frozen = {name for name in frozen if not rules.is_held(self.facts, name)}
         for name in frozen:
