@@ -199,6 +199,7 @@ class Server:
             ("transient retries", scheduler.retry_transient, TICK, None),
             ("resync", scheduler.resync, RESYNC, None),
             ("unconfirmed aborts", scheduler.abandon_unconfirmed, RESYNC, None),
+            ("lost .drv files", scheduler.recover_drv_stuck_evals, RESYNC, None),
             ("missing objects", files.look_for_suspected, RESYNC, files.missed),
             ("object removal", files.remove_retired, REMOVALS, None),
             ("record of fetches", self.fetches.record, RECORDS, None),

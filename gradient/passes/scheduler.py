@@ -26,6 +26,7 @@ from gradient.graph.candidate_reads import (
     queued_builds,
 )
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
+from gradient.graph.drv_recovery import RecoverDrv
 from gradient.graph.evaluations import AbortEvaluation, FinishEvaluation, ParkEvaluation, UnparkEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.heal import Repair
@@ -189,13 +190,22 @@ class Scheduler:
 
     async def reheal_stuck(self) -> None:
         """Heal every evaluation that waits in `graph_stuck` once more, then look at them again."""
-        async with self.readers.connection() as connection:
-            in_flight = await evaluations_in_flight(connection)
-        stuck = [v for v in in_flight if (v.reason or {}).get("kind") == "graph_stuck"]
+        stuck = await self._stuck()
         for evaluation in stuck:
-            await self._heal(evaluation.evaluation)
+            await self._heal(evaluation)
         if stuck:
             self.waiting_moved.set()
+
+    async def recover_drv_stuck_evals(self) -> None:
+        """Have a lost `.drv` brought again that an evaluation in `graph_stuck` has waited for too long."""
+        for evaluation in await self._stuck():
+            if recovery := await self.writer.submit(RecoverDrv(evaluation)):
+                log.warning(".drv is gone from the cache", evaluation=evaluation, recovery=recovery)
+
+    async def _stuck(self) -> list[int]:
+        async with self.readers.connection() as connection:
+            in_flight = await evaluations_in_flight(connection)
+        return [v.evaluation for v in in_flight if (v.reason or {}).get("kind") == "graph_stuck"]
 
     async def _attempt_graph_unstick(self, evaluation: int, pool: PoolView) -> None:
         """Heal its closure, then judge it by what it is now."""

@@ -171,7 +171,16 @@ def fixed(many: int) -> dict[str, Any]:
         "applied_at": NOW,
         "token": _WORKER,
         **dict.fromkeys(
-            ("seen_at", "fresh_since", "unused_since", "promised_since", "wedged_before", "sent_before"), NOW
+            (
+                "stuck_since",
+                "seen_at",
+                "fresh_since",
+                "unused_since",
+                "promised_since",
+                "wedged_before",
+                "sent_before",
+            ),
+            NOW,
         ),
         "created_before": NOW + timedelta(days=3650),
         **dict.fromkeys(

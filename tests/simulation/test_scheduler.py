@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from gradient.graph.assignments import ClaimBuild
+from gradient.graph.demote import DemoteMissingNar
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
@@ -25,7 +26,7 @@ from gradient.passes.pool import Worker
 from gradient.passes.scheduler import Scheduler
 from gradient.settings.tables import Build
 from gradient.wire.messages import CandidateScore, Capabilities, WorkerCapabilities
-from tests.graph.world import World
+from tests.graph.world import World, hash_part
 
 INFO = WorkerCapabilities(("x86_64-linux",), (), 2, 1, 4, 1000)
 
@@ -335,3 +336,18 @@ async def test_what_stays_stuck_is_parked_and_healed_again_from_time_to_time(
     assert await bench.world.status("bad") is BuildStatus.QUEUED
     await bench.scheduler.refresh_waiting_state()
     assert await bench.world.evaluation_status(evaluation) is EvaluationStatus.BUILDING
+
+
+async def test_a_lost_drv_is_walked_again_by_another_evaluation(bench: Bench) -> None:
+    evaluation = await bench.building({"a": []}, ["a"])
+    bench.worker()
+    await bench.writer.submit(DemoteMissingNar((hash_part("a.drv"),)))
+    await bench.scheduler.refresh_waiting_state()
+    assert await bench.world.evaluation_status(evaluation) is EvaluationStatus.WAITING
+    await bench.scheduler.recover_drv_stuck_evals()
+    assert await bench.world.value("SELECT count(*) FROM evaluation") == 1  # it may come yet
+    bench.writer.clock = lambda: NOW + timedelta(minutes=2)
+    await bench.scheduler.recover_drv_stuck_evals()
+    await bench.scheduler.assign_queued_evals()
+    recovery = await bench.world.value("SELECT id FROM evaluation WHERE recovers = %s", evaluation)
+    assert bench.pending == [f"eval:{recovery}"]
