@@ -64,8 +64,9 @@ RECOUNT_MISSING_RUNTIME_DEPS: Final = Statement(
          UNION SELECT s.above FROM step s WHERE NOT s.inside AND s.incomplete)
       UNION SELECT s.above FROM incomplete i JOIN step s ON s.below = i.id WHERE s.inside
     ), counted AS (
-        SELECT s.above AS id, count(*)::integer AS missing FROM step s
-        WHERE CASE WHEN s.inside THEN s.below IN (SELECT i.id FROM incomplete i) ELSE s.incomplete END
+        SELECT s.above AS id, count(*)::integer AS missing
+        FROM step s LEFT JOIN incomplete i ON i.id = s.below
+        WHERE CASE WHEN s.inside THEN i.id IS NOT NULL ELSE s.incomplete END
         GROUP BY s.above
     ), wrong AS (
         SELECT b.derivation, coalesce(c.missing, 0) AS missing

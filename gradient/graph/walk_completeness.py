@@ -65,8 +65,9 @@ RECOUNT_UNWALKED_INPUTS: Final = Statement(
          UNION SELECT s.above FROM step s WHERE NOT s.inside AND s.unrecorded)
       UNION SELECT s.above FROM unrecorded u JOIN step s ON s.below = u.id WHERE s.inside
     ), counted AS (
-        SELECT s.above AS id, count(*)::integer AS unwalked FROM step s
-        WHERE CASE WHEN s.inside THEN s.below IN (SELECT u.id FROM unrecorded u) ELSE s.unrecorded END
+        SELECT s.above AS id, count(*)::integer AS unwalked
+        FROM step s LEFT JOIN unrecorded u ON u.id = s.below
+        WHERE CASE WHEN s.inside THEN u.id IS NOT NULL ELSE s.unrecorded END
         GROUP BY s.above
     ), wrong AS (
         SELECT d.id, coalesce(c.unwalked, 0) AS unwalked

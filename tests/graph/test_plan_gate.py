@@ -10,6 +10,7 @@ for a few rows and for a batch of hundreds.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 import trio
 
 import gradient
-from gradient.graph.pg import Connection, execute, fetch_value
+from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
 from gradient.graph.statements import Statement, all_statements
 from tests.conftest import Databases
 from tests.graph.big_graph import Size, fill
@@ -169,6 +170,44 @@ async def test_no_statement_costs_more_with_200_000_derivations(full: Graphs, ma
         assert await fetch_value(connection, "SELECT count(*) FROM derivation") == 200_000
         assert await fetch_value(connection, "SELECT count(*) FROM derivation_dependency") >= 1_200_000
     assert await faults(full, all_statements(), many) == {}
+
+
+# A set that is looked through for each row, because PostgreSQL believes that it does not fit into memory.
+LOOKED_THROUGH: Final = re.compile(r"ANY \([^()]* = \(SubPlan \d+\)")
+SETS: Final = ("area", "became", "closure", "derivations", "failed", "flipped", "fresh", "frontier", "ids",
+               "lost", "recorded", "roots")  # fmt: skip
+
+
+async def looked_through(graphs: Graphs, statements: tuple[Statement, ...]) -> list[str]:
+    """Statements that go through a set for each row, when they are given 20,000 derivations."""
+    found = []
+    async with await Connection.connect(graphs.small) as connection:
+        inputs = dict(await read_inputs(connection, FEW))
+        for name in SETS:
+            inputs[name] = list(range(1, 20_001))
+        for statement in statements:
+            plan = await fetch_all(connection, f"EXPLAIN {statement.text}", inputs_of(statement, inputs))
+            if any(LOOKED_THROUGH.search(line) for (line,) in plan):
+                found.append(statement.name)
+    return found
+
+
+async def test_no_statement_goes_through_a_set_for_each_row(
+    bounded: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await looked_through(bounded, all_statements()) == []
+    monkeypatch.setattr("gradient.graph.statements._REGISTRY", {})
+    bad = Statement(
+        "through_each",
+        """
+        WITH RECURSIVE up (id) AS (
+            SELECT unnest(%(ids)s::bigint[])
+          UNION SELECT e.derivation FROM up JOIN derivation_dependency e ON e.dependency = up.id
+        )
+        SELECT count(*) FROM derivation d WHERE CASE WHEN d.walked THEN d.id IN (SELECT id FROM up) END
+        """,
+    )
+    assert await looked_through(bounded, (bad,)) == ["through_each"]
 
 
 async def test_the_gate_finds_what_it_is_there_for(bounded: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
