@@ -19,8 +19,15 @@ from gradient.model import BuildStatus
 
 _UNDER_WAY: Final = frozenset({BuildStatus.QUEUED, BuildStatus.BUILDING, BuildStatus.FAILED_TRANSIENT})
 
-# What the evaluation waits for and nobody can build: its record was taken out of the graph after the walk. A
-# walk may bring it back, so nothing is lost while any evaluation is before its builds, or a build moves.
+# An evaluation may still walk what others wait for.
+WALK_TO_COME: Final = Statement(
+    "walk_to_come",
+    f"""
+    SELECT EXISTS (SELECT FROM evaluation v WHERE {live_evaluation("v")} AND v.building_started_at IS NULL)
+    """,
+)
+# What the evaluation waits for and nobody can build: its record was taken out of the graph after the walk. No
+# row while a build of the evaluation moves.
 LOST_RECORD: Final = Statement(
     "lost_record",
     f"""
@@ -28,10 +35,9 @@ LOST_RECORD: Final = Statement(
     SELECT lost.name FROM named, LATERAL (
         SELECT d.id, d.name FROM derivation d JOIN derivation_build b ON b.derivation = d.id
         WHERE d.id = named.derivation AND NOT d.walked AND {blocks_evaluation("b")} OFFSET 0) lost
-    WHERE NOT EXISTS (SELECT FROM evaluation v WHERE {live_evaluation("v")} AND v.building_started_at IS NULL)
-      AND NOT EXISTS (SELECT FROM named n, LATERAL (
-              SELECT FROM derivation_build b
-              WHERE b.derivation = n.derivation AND {any_of("b.status", _UNDER_WAY)} OFFSET 0) moving)
+    WHERE NOT EXISTS (SELECT FROM named n, LATERAL (
+        SELECT FROM derivation_build b
+        WHERE b.derivation = n.derivation AND {any_of("b.status", _UNDER_WAY)} OFFSET 0) moving)
     ORDER BY lost.id LIMIT 1
     """,
 )
@@ -49,8 +55,13 @@ class Repair:
         ended, stays as it is."""
         if await tx.value(IS_PAST_EVALUATION, evaluation=self.evaluation):
             await repair_build_graph(tx, self.evaluation, self.scope)
-            await check_evaluation_done(tx, self.evaluation)
-            lost = await tx.value(LOST_RECORD, evaluation=self.evaluation)
-            if lost is not None:
-                why = f"{lost} must be built again, and its record was taken out of the graph: evaluate again"
-                await fail_evaluation(tx, self.evaluation, "evaluation", why)
+            if not await check_evaluation_done(tx, self.evaluation):
+                await self._end_without_record(tx)
+
+    async def _end_without_record(self, tx: Transaction) -> None:
+        if await tx.value(WALK_TO_COME):
+            return
+        lost = await tx.value(LOST_RECORD, evaluation=self.evaluation)
+        if lost is not None:
+            why = f"{lost} must be built again, and its record was taken out of the graph: evaluate again"
+            await fail_evaluation(tx, self.evaluation, "evaluation", why)

@@ -25,6 +25,9 @@ BATCH: Final = 600
 PENDING: Final = BUILT + 1
 EVALUATION: Final = 1
 ATTEMPT: Final = BUILT - 500
+# Evaluations of that revision that name a few derivations each: live ones, and ended ones.
+LIVE: Final = [3, 4, 5, 6]
+ENDED: Final = list(range(7, 23))
 
 _CLOSURE = list(range(PENDING, REVISION + 1, 3))
 _WORKER = "00000000-0000-0000-0000-000000000001"
@@ -210,6 +213,16 @@ def fixed(many: int) -> dict[str, Any]:
 OTHERWISE: Final[Mapping[str, Mapping[str, Any]]] = {
     # Whatever is above them has counted: there all of it is recorded already.
     "spread_recorded": {"fresh": list(range(PENDING, REVISION + 1))},
+    # Ids of evaluations.
+    "eval_counters": {"ids": LIVE},
+    "open_names": {"ids": LIVE},
+    "recount_evaluations": {"ids": LIVE},
+    "delete_evaluations": {"ids": ENDED},
+    "entry_points_of_evaluations": {"ids": ENDED},
+    "lock_ended_evaluations": {"ids": ENDED},
+    "unlink_evaluations": {"ids": ENDED},
+    # Nothing of it moves.
+    "lost_record": {"evaluation": ENDED[0]},
     "claim_builds": {"cache_available": [False]},
     "complete_builds": {"statuses": [int(BuildStatus.COMPLETED)]},
     "store_build_outputs": {"substituted": [False]},
