@@ -125,6 +125,7 @@ class EvaluationSteps(BuildSteps):
     def _start(self, evaluation: int, prune: bool, order: int) -> None:
         """A worker takes it, and finds a closure, in some order, perhaps without what the graph knows."""
         worker = WORKERS[evaluation % 2]
+        self._say(f"claim_evaluation {evaluation}")
         assignment = self._apply(ClaimEvaluation(evaluation, worker, "w"))
         assert assignment is not None
         self.model.claim_evaluation(evaluation, assignment, worker)

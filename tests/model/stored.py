@@ -143,7 +143,7 @@ async def read(connection: Connection) -> Stored:
         },
         counters={i: Counted(*counts) for i, *_, counts in ((v[0], v[7:]) for v in evaluations)},
         derivation_ids=names_of,
-        shared_builds=[names_of[b[0]] for b in builds],
+        shared_builds=sorted(names_of[b[0]] for b in builds),
         ledger=ledger,
     )
 
