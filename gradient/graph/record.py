@@ -135,7 +135,8 @@ async def _move_builds(
     above = await adopt_runtime_references(tx, walked.new_outputs)
     touched = walked.fresh | created | above
     await _seed_counters(tx, await lock_shared_builds(tx, above, lock), touched, walked, created, above)
-    await update_and_settle_need(tx, walked.fresh.union(entries.values(), above), only_gains=True)
+    # An adopted reference is among them, on one side at least.
+    await update_and_settle_need(tx, walked.fresh.union(entries.values()), only_gains=True)
     # Named last: a name counts what became of the build meanwhile.
     newly_named = await tx.ids(NAME_SHARED_BUILDS, evaluation=evaluation, ids=named, now=tx.now)
     await skip_unwanted(tx, named)

@@ -166,6 +166,19 @@ async def test_what_the_cache_holds_is_substituted_at_import(world: World) -> No
     await world.check()
 
 
+async def test_an_upload_settles_what_was_needed_for_it_alone(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["mid"], "mid": ["low"], "low": []}, entries=["top"])
+    assert await world.status("low") is BuildStatus.QUEUED
+    await world.commit(nar(out("top")))
+    await world.check()
+    assert await world.statuses() == {
+        "top": BuildStatus.SUBSTITUTED,
+        "mid": BuildStatus.SKIPPED,
+        "low": BuildStatus.SKIPPED,
+    }
+
+
 async def test_a_reference_to_a_missing_path_keeps_the_dependents_waiting(world: World) -> None:
     evaluation = await world.evaluation()
     await world.record(evaluation, {"top": ["lib"], "lib": [], "late": []}, entries=["top", "late"])

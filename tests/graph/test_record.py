@@ -186,6 +186,19 @@ async def test_runtime_references_are_adopted_on_either_side(world: World, order
     assert await world.evaluation_status(evaluation) is EvaluationStatus.COMPLETED
 
 
+async def test_what_an_earlier_output_refers_to_is_needed_and_waited_for_as_it_is_known(world: World) -> None:
+    evaluation = await world.evaluation()
+    outputs = (OutputPath("out", out("top")), OutputPath("dev", out("top", "dev")))
+    await world.record(evaluation, {"top": []}, entries=["top"], outputs=outputs)
+    await world.commit(nar(out("top"), [out("late")]))
+    assert await world.status("top") is BuildStatus.QUEUED
+    await world.record(evaluation, {"late": []})
+    await world.check()
+    assert await world.statuses() == {"top": BuildStatus.CREATED, "late": BuildStatus.QUEUED}
+    await world.build("late")
+    assert await world.status("top") is BuildStatus.QUEUED
+
+
 async def test_a_build_input_that_is_also_referred_to_has_one_edge(world: World) -> None:
     evaluation = await world.evaluation()
     await world.commit(nar(out("top"), [out("lib")]))

@@ -83,6 +83,34 @@ async def test_a_success_is_no_passthrough_and_a_failure_becomes_one(world: Worl
     assert await world.value("SELECT count(*) FROM derivation_build WHERE cache_available") == 1
 
 
+async def test_a_failure_that_nobody_asks_for_is_not_fetched(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["bad", "other"], "bad": [], "other": []}, entries=["top"])
+    await answer(world, missed="top bad other")
+    await world.start("bad")
+    await world.fail("other")
+    await world.apply(BuildFailed(world.open.pop("bad"), FailureKind.PERMANENT, "it broke too", LIMITS))
+    await answer(world, served="bad")
+    assert await world.status("bad") is BuildStatus.SKIPPED
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_passthrough_given_up_is_built_at_once_if_anybody_needs_it(
+    world: World, wanted: bool
+) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["low", "bad"], "low": [], "bad": []}, entries=["top"])
+    await answer(world, missed="top bad", served="low")
+    for gone in (False, not wanted):
+        assignment = await fetch(world, "low")
+        if gone:
+            await world.fail("bad")
+        await world.apply(BuildFailed(assignment, FailureKind.SUBSTITUTE_UNAVAILABLE, "404", LIMITS))
+        await world.check()
+    assert await world.status("low") is (BuildStatus.QUEUED if wanted else BuildStatus.SKIPPED)
+    assert not await world.value("SELECT bool_or(cache_available) FROM derivation_build")
+
+
 async def test_what_is_named_after_a_passthrough_failed_fails_with_it(world: World) -> None:
     """Nobody else could end its wait: the cascade of the failure was before it."""
     first = await world.evaluation()
