@@ -268,6 +268,58 @@ async def test_a_final_failure_fails_what_needs_it_across_evaluations(
     assert await world.evaluation_status(first) is E.FAILED
 
 
+@pytest.mark.parametrize("ending", ["completed", "failed", "timed out", "lost"])
+async def test_the_end_of_a_build_ends_the_need_below_it(world: World, ending: str) -> None:
+    """Its input went while it ran, and is to be made again for it alone."""
+    evaluation = await building(world, {"top": ["a"], "a": []}, ["top"])
+    await world.build("a")
+    for _ in range(9 if ending == "lost" else 0):
+        await world.start("top")
+        await world.apply(LoseWorker(WORKER))
+    await world.start("top")
+    await world.apply(DemotePath((hash_part("a"),), world.now))
+    assert await world.status("a") is S.QUEUED
+    assignment = world.open["top"]
+    match ending:
+        case "completed":
+            await world.commit(nar(out("top")))
+            assert await world.apply(BuildCompleted(assignment, LIMITS))
+        case "failed":
+            await world.apply(BuildFailed(assignment, K.PERMANENT, "no", LIMITS))
+        case "timed out":
+            await world.apply(BuildFailed(assignment, K.TIMEOUT, "no", LIMITS))
+        case "lost":
+            await world.apply(LoseWorker(WORKER))
+    await world.check()
+    assert await world.status("a") is S.SKIPPED
+    expected = E.COMPLETED if ending == "completed" else E.FAILED
+    assert await world.evaluation_status(evaluation) is expected
+
+
+@pytest.mark.parametrize("back", ["canceled", "declined", "lost", "restart", "tried again"])
+async def test_what_comes_back_and_is_needed_by_nobody_is_skipped(world: World, back: str) -> None:
+    await building(world, {"top": ["x", "bad"], "x": [], "bad": []}, ["top"])
+    await world.start("x")
+    assignment = world.open.pop("x")
+    if back == "tried again":
+        await world.apply(BuildFailed(assignment, K.TRANSIENT, "no", LIMITS))
+    await world.fail("bad")
+    match back:
+        case "canceled":
+            await world.apply(BuildFailed(assignment, K.CANCELED, "the worker stops", LIMITS))
+        case "declined":
+            await world.apply(ReturnAssignment(assignment))
+        case "lost":
+            await world.apply(LoseWorker(WORKER))
+        case "restart":
+            await recover_interrupted_work(world.connection, world.now)
+        case "tried again":
+            world.now += timedelta(hours=1)
+            assert await world.apply(RetryTransient(LIMITS)) == 1
+    await world.check()
+    assert await world.status("x") is S.SKIPPED
+
+
 async def test_what_nobody_needs_any_more_ends_who_waited_for_it(world: World) -> None:
     """`x` waits for its next try, and moves no status as it loses its need. The second evaluation names it,
     and nothing else that moves."""
