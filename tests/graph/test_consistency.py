@@ -229,6 +229,16 @@ async def test_adoption_names_what_live_evaluations_wait_for(world: World) -> No
     assert await check(world) == CLEAN
 
 
+async def test_adoption_looks_what_is_needed_below(world: World) -> None:
+    second = await world.evaluation()
+    await world.apply(Record(second, (), (EntryPoint("top", drv("top")),)))
+    await run(world, write("leaf", "wanted", False))
+    await run(world, write("leaf", "status", int(BuildStatus.SKIPPED)))
+    assert await world.apply(Adopt()) == 1  # `mid`
+    await world.check()
+    assert await world.status("leaf") is BuildStatus.QUEUED
+
+
 async def test_the_dead_adopt_nothing(world: World) -> None:
     first = await world.value("SELECT min(id) FROM evaluation")
     await run(world, f"DELETE FROM build_job WHERE {build('leaf')}")

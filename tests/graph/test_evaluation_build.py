@@ -253,6 +253,21 @@ async def test_a_runtime_dependency_that_was_aborted_stays_so_though_it_is_wante
     await world.check()
 
 
+async def test_who_names_an_aborted_build_that_is_wanted_gets_it_with_its_inputs(world: World) -> None:
+    """`app` is built, and refers to `lib`: nothing but the name is new."""
+    first = await world.evaluation()
+    await world.record(first, {"lib": ["low"], "low": []})
+    await world.commit(nar(out("app"), [out("lib")]))
+    await world.record(first, {"app": []}, entries=["app"])
+    await world.end_stream(first)
+    await world.abort_build("lib")
+    assert await world.statuses() == {"app": B.COMPLETED, "lib": B.ABORTED, "low": B.SKIPPED}
+    second = await world.evaluation()
+    await world.record(second, {"user": ["lib"]})
+    await world.check()
+    assert (await world.status("lib"), await world.status("low")) == (B.CREATED, B.QUEUED)
+
+
 async def test_an_abort_never_goes_through_a_passthrough(world: World) -> None:
     evaluation = await world.evaluation()
     await world.record(

@@ -227,6 +227,18 @@ async def test_a_second_evaluation_adopts_what_it_waits_for(world: World) -> Non
     await world.check()
 
 
+async def test_an_adoption_looks_what_is_needed_below(world: World) -> None:
+    """A mark that was lost below what is named by it."""
+    first, second = await world.evaluation(), await world.evaluation()
+    await world.record(first, CHAIN, entries=["top"])
+    await world.apply(Record(second, (), (EntryPoint("top", drv("top")),)))
+    lose = "UPDATE derivation_build SET wanted = false, status = %s WHERE derivation = %s"
+    await world.connection.execute(lose, (BuildStatus.SKIPPED, await world.id("good")))
+    await world.end_stream(second)
+    await world.check()
+    assert await world.status("good") is BuildStatus.QUEUED
+
+
 async def test_the_last_abort_stops_a_build_that_several_named(world: World) -> None:
     await failed_chain(world)
     second = await world.evaluation()

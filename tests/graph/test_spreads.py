@@ -17,8 +17,9 @@ from gradient.graph import transaction
 from gradient.graph.can_start import became_fetchable, clear_fetchable, seed_blocking_deps
 from gradient.graph.demote import DemotePath
 from gradient.graph.locks import lock_shared_builds
+from gradient.graph.moves import BuildChange
 from gradient.graph.nar import CommitNars
-from gradient.graph.need import WRITE_NEED, skip_unwanted, thaw_wanted
+from gradient.graph.need import WRITE_NEED, need_after, skip_unwanted, thaw_wanted
 from gradient.graph.pg import Connection, execute, fetch_all
 from gradient.graph.record import Record
 from gradient.graph.statements import Statement
@@ -227,6 +228,23 @@ async def test_what_is_not_walked_any_more_leaves_the_queue(world: World) -> Non
     await world.check()
     assert await world.status("a") is S.CREATED
     assert await world.value("SELECT unwalked_inputs FROM derivation WHERE name = 'top'") == 1
+
+
+async def test_a_transition_moves_the_need_below_it_in_either_direction(world: World) -> None:
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["low"], "low": []}, entries=["top"])
+    top = await world.id("top")
+    for change, expected in (
+        (BuildChange(top, S.CREATED, S.ABORTED), S.SKIPPED),
+        (BuildChange(top, S.ABORTED, S.CREATED), S.QUEUED),
+    ):
+        async with graph_transaction(world.connection, START) as tx:
+            await execute(
+                world.connection,
+                f"UPDATE derivation_build SET status = {int(change.new)} WHERE derivation = {top}",
+            )
+            await need_after(tx, [change])
+        assert await world.status("low") is expected
 
 
 async def test_a_mark_that_is_right_is_not_written(world: World) -> None:
