@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.can_start import promote, seed_blocking_deps
+from gradient.graph.can_start import seed_blocking_deps
 from gradient.graph.completeness import spread_completeness
 from gradient.graph.locks import lock_shared_builds
 from gradient.graph.pg import Connection, fetch_all
@@ -147,7 +147,7 @@ async def _still_orphans(tx: Transaction, candidates: Collection[int], promised_
 
 
 async def _delete(tx: Transaction, doomed: list[int], survivors: Collection[int]) -> None:
-    """Delete, and count what lost an edge by it."""
+    """Delete, and count what lost an edge by it. Nobody names that, so nothing of it may start."""
     lock = await lock_shared_builds(tx, survivors)
     complete_before = await complete_among(tx, survivors)
     await tx.run(DELETE_DERIVATIONS, ids=doomed)
@@ -156,4 +156,3 @@ async def _delete(tx: Transaction, doomed: list[int], survivors: Collection[int]
         flips = await seed_missing_runtime_deps(tx, lock, survivors, complete_before)
         await seed_blocking_deps(tx, lock, survivors)
         await spread_completeness(tx, flips, lock)
-        await promote(tx, survivors)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import Final
 
-from gradient.graph.can_start import became_fetchable, promote, promote_closure
+from gradient.graph.can_start import became_fetchable, promote_closure
 from gradient.graph.dependency_failure import repair_dependency_failed
 from gradient.graph.locks import lock_shared_builds
 from gradient.graph.moves import BuildChange
@@ -176,7 +176,8 @@ async def retry_closure(
 
 
 async def thaw_failed(tx: Transaction, ids: Collection[int]) -> None:
-    """Back to Created with failed and aborted builds, as if they had never been tried."""
+    """Back to Created with failed and aborted builds, as if they had never been tried; the repair pass ends
+    by queueing them."""
     if not ids:
         return
     rows = await tx.rows(THAW_FAILED, ids=ordered(ids), now=tx.now)
@@ -185,7 +186,6 @@ async def thaw_failed(tx: Transaction, ids: Collection[int]) -> None:
     thawed = [change.derivation for change in changes]
     # In full: the mark of a failed row means nothing, and may be of long ago.
     await update_and_settle_need(tx, thawed)
-    await promote(tx, thawed)
     await skip_unwanted(tx, thawed)
 
 

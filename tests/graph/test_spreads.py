@@ -14,19 +14,20 @@ import attrs
 import pytest
 
 from gradient.graph import transaction
+from gradient.graph.builds import BuildFailed
 from gradient.graph.can_start import became_fetchable, clear_fetchable, seed_blocking_deps
 from gradient.graph.demote import DemotePath
 from gradient.graph.locks import lock_shared_builds
 from gradient.graph.moves import BuildChange
 from gradient.graph.nar import CommitNars
-from gradient.graph.need import WRITE_NEED, need_after, skip_unwanted, thaw_wanted
+from gradient.graph.need import WRITE_NEED, need_after, skip_unwanted, thaw_wanted, update_and_settle_need
 from gradient.graph.pg import Connection, execute, fetch_all
 from gradient.graph.record import Record
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Message, Transaction, graph_transaction
 from gradient.graph.walk_completeness import unwalk_derivations
-from gradient.model import BuildStatus, OutputPath
-from tests.graph.world import START, World, derivation, hash_part, nar, out
+from gradient.model import BuildStatus, FailureKind, OutputPath
+from tests.graph.world import LIMITS, START, World, derivation, hash_part, nar, out
 
 S = BuildStatus
 
@@ -245,6 +246,30 @@ async def test_a_transition_moves_the_need_below_it_in_either_direction(world: W
             )
             await need_after(tx, [change])
         assert await world.status("low") is expected
+
+
+async def test_what_failed_ends_the_walk_of_the_need(world: World) -> None:
+    """`top` has failed, and one of its outputs refers to `lib`: neither what wants `top` still, nor what
+    begins to, wants `lib`."""
+    evaluation = await world.evaluation()
+    outputs = (OutputPath("out", out("top")), OutputPath("dev", out("top", "dev")))
+    await world.commit(nar(out("above"), [out("top")]))
+    await world.record(evaluation, {"lib": []})
+    await world.record(evaluation, {"top": []}, outputs=outputs)
+    await world.record(evaluation, {"above": [], "free": []}, entries=["above", "free"])
+    await world.end_stream(evaluation)
+    await world.start("top")
+    await world.commit(nar(out("top"), [out("lib")]))
+    assert (await world.status("above"), await world.status("lib")) == (S.COMPLETED, S.QUEUED)
+    await world.apply(BuildFailed(world.open.pop("top"), FailureKind.PERMANENT, "no", LIMITS))
+    assert await world.status("lib") is S.SKIPPED
+    async with graph_transaction(world.connection, START) as tx:
+        await update_and_settle_need(tx, await ids(world, "above", "top", "lib"))
+    await world.check()
+    second = await world.evaluation()
+    await world.record(second, {"user": ["top"]}, entries=["user"])
+    await world.check()
+    assert await world.status("lib") is S.SKIPPED
 
 
 async def test_a_mark_that_is_right_is_not_written(world: World) -> None:

@@ -446,5 +446,5 @@ def test_the_events_are_all_there() -> None:
         and node.func.id.startswith("promote")
     }
     events = {f"graph/{module.__name__.rpartition('.')[2]}.py" for module, _, _ in EVENTS}
-    others = {"builds", "upstream", "retire", "demote", "reachability", "evaluation_gc", "derivation_gc"}
+    others = {"builds", "upstream", "retire", "demote", "reachability", "evaluation_gc"}
     assert callers == events | {f"graph/{module}.py" for module in others}
