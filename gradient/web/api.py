@@ -20,7 +20,7 @@ from gradient.nix.store_path import StorePath
 from gradient.nix.wildcard import parse_wildcards
 from gradient.web.answers import json_answer
 from gradient.web.errors import BadRequest, NotFound
-from gradient.web.inputs import Fields, read_fields
+from gradient.web.inputs import Fields, read_fields, read_optional_fields
 from gradient.web.routes import ID, Route
 from gradient.web.site import Site
 from gradient.web.snapshot import build_json, causes_of, evaluation_json, read_snapshot, snapshot_json
@@ -66,6 +66,7 @@ async def show_evaluation(site: Site, evaluation: int) -> Response:
 async def abort_evaluation(site: Site, evaluation: int) -> Response:
     """Abort it; one that has ended stays as it is."""
     who = await site.gate.admit(request.headers.get("Authorization"))
+    (await read_optional_fields()).end()
     async with site.readers.connection() as connection:
         if await page_reads.evaluation(connection, evaluation) is None:
             raise NotFound(f"there is no evaluation {evaluation}")

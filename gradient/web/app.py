@@ -91,9 +91,15 @@ async def _unavailable(error: Exception) -> Response:
 
 async def _error(code: int, message: str) -> Response:
     """In the form that the asker reads: JSON for the API, a line for `nix`, a page for a person."""
-    line = " ".join(message.split())
+    line = _one_line(message)
     if request.path.startswith("/cache/"):
         return text_answer(line + "\n", code)
     if request.path.startswith("/api/") or request.path == "/health":
         return json_answer({"error": line}, code)
     return text_answer(await render_template("error.html", message=line), code, HTML)
+
+
+def _one_line(message: str) -> str:
+    """It may quote what a stranger sent: a line break, a terminal's escape, half of a surrogate pair."""
+    line = " ".join(message.split())
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)

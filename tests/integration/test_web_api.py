@@ -156,6 +156,7 @@ async def test_what_is_not_there(web: Web, method: str, path: str, status: int) 
 async def test_aborting(web: Web) -> None:
     evaluation = await web.world.evaluation()
     path = f"/api/v1/evaluations/{evaluation}/abort"
+    assert await web.call("POST", path, {"x": 1}) == (400, {"error": "unknown: `x`"})
     assert await web.call("POST", path) == (202, {"evaluation": evaluation, "aborted": True})
     _, shown = await web.call("GET", f"/api/v1/evaluations/{evaluation}")
     assert shown["status"] == "Aborted"
