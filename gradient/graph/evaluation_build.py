@@ -175,7 +175,7 @@ class AbortBuild:
         await _refuse_if_needed_elsewhere(tx, found, [self.build, *failed])
         await update_and_settle_need(tx, [self.build])
         reason = f"{found.name} was aborted by {self.who}"
-        await add_messages(tx, found.evaluation, MessageLevel.NOTICE, "abort", [reason])
+        await add_messages(tx, found.evaluation, MessageLevel.NOTICE, "abort", [reason], repeat=True)
         await abort_jobs(tx, [f"build:{self.build}"], reason)
         return Aborted(found.evaluation, tuple(failed))
 
@@ -228,7 +228,7 @@ class RetryBuild:
         thawed = ordered(causes | through)
         await repair_build_graph(tx, found.evaluation, RepairScope.RETRY, thawed)
         words = f"{found.name} was tried again by {self.who}"
-        await add_messages(tx, found.evaluation, MessageLevel.NOTICE, "retry", [words])
+        await add_messages(tx, found.evaluation, MessageLevel.NOTICE, "retry", [words], repeat=True)
         await check_evaluation_done(tx, found.evaluation)
         return Retried(found.evaluation, not found.live, tuple(thawed))
 

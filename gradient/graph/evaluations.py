@@ -524,7 +524,7 @@ async def abort_evaluation(tx: Transaction, evaluation: int, reason: str) -> boo
     """Abort an evaluation and the builds that no other live evaluation wants; False when it had ended."""
     if not await set_status(tx, evaluation, EvaluationStatus.ABORTED, EVALUATION_ACTIVE):
         return False
-    await add_messages(tx, evaluation, MessageLevel.NOTICE, "abort", [reason])
+    await add_messages(tx, evaluation, MessageLevel.NOTICE, "abort", [reason], repeat=True)
     ended = await release_evaluation_need(tx, evaluation)
     await abort_jobs(tx, [f"eval:{evaluation}", *(f"build:{i}" for i in ended)], reason)
     return True

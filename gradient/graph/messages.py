@@ -24,17 +24,25 @@ ADD_MESSAGES: Final = Statement(
     SELECT %(evaluation)s, %(level)s, %(source)s, r.message, %(now)s
     FROM unnest(%(messages)s::text[]) WITH ORDINALITY AS r (message, position)
     WHERE (SELECT count(*) FROM evaluation_message m WHERE m.evaluation = %(evaluation)s) < %(limit)s
-      AND NOT EXISTS (SELECT FROM evaluation_message m WHERE m.evaluation = %(evaluation)s
-                      AND m.level = %(level)s AND m.source = %(source)s AND m.message = r.message)
+      AND (%(repeat)s OR NOT EXISTS (
+              SELECT FROM evaluation_message m WHERE m.evaluation = %(evaluation)s
+              AND m.level = %(level)s AND m.source = %(source)s AND m.message = r.message))
     ORDER BY r.position
     """,
 )
 
 
 async def add_messages(
-    tx: Transaction, evaluation: int, level: MessageLevel, source: str, messages: Sequence[str]
+    tx: Transaction,
+    evaluation: int,
+    level: MessageLevel,
+    source: str,
+    messages: Sequence[str],
+    *,
+    repeat: bool = False,
 ) -> None:
-    """Add messages that are not there yet: a replayed report adds nothing."""
+    """Add messages that are not there yet: a replayed report adds nothing. `repeat`: those of a person's
+    acts, who may well do a thing twice."""
     texts = [_clean(message, MAX_MESSAGE) for message in messages[:MAX_MESSAGES]]
     if texts:
         await tx.run(
@@ -43,6 +51,7 @@ async def add_messages(
             level=level,
             source=_clean(source, MAX_SOURCE),
             messages=texts,
+            repeat=repeat,
             now=tx.now,
             limit=MAX_MESSAGES,
         )

@@ -43,6 +43,14 @@ async def test_abort_and_retry(web: Web) -> None:
     assert (shown["status"], shown["finished_at"], shown["counters"]["active"]) == ("Building", None, 3)
 
 
+async def test_whoever_acts_twice_is_told_twice(web: Web) -> None:
+    evaluation = await building(web)
+    for action in ("abort", "retry", "abort"):
+        assert (await act(web, "bad", action))[0] == 202
+    _, shown = await web.call("GET", f"/api/v1/evaluations/{evaluation}")
+    assert [message["source"] for message in shown["messages"]] == ["abort", "retry", "abort"]
+
+
 @pytest.mark.parametrize(
     ("action", "body", "status", "words"),
     [
@@ -50,6 +58,8 @@ async def test_abort_and_retry(web: Web) -> None:
         ("abort", {"evaluation": 99}, 404, "no build"),
         ("abort", {"evaluation": "x"}, 400, "`evaluation` must be a whole number"),
         ("abort", {"build": 1}, 400, "unknown: `build`"),
+        ("abort", {"half\ud83d\n": 1}, 400, "unknown: `half\N{REPLACEMENT CHARACTER} `"),
+        ("retry", {"\x1b[2J\0": 1}, 400, "unknown: `\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}`"),
         ("abort", [], 400, "must be a JSON object"),
     ],
 )
