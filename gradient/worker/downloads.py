@@ -8,7 +8,7 @@ and cannot give, or gives damaged, is the server's to mend, and it is told which
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import IO, Final
 
@@ -44,6 +44,8 @@ TRIES: Final = 4
 FIRST_PAUSE: Final = 0.5  # seconds
 # Longest time without a byte coming.
 STALL_LIMIT: Final = 30.0  # seconds
+# Paths, and reasons, that an error spells out.
+NAMED: Final = 3
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +56,26 @@ class DownloadFailed(Exception):
 
 class _Gone(Exception):
     """The cache cannot give what it lists."""
+
+
+@attrs.frozen(eq=False)
+class _Imports:
+    """How far the imports of a closure have come.
+
+    What is lost stops only what refers to it: the rest goes on, so that all that is lost is told at once. A
+    build may ask for its inputs a few times only."""
+
+    ended: Mapping[str, trio.Event]
+    done: set[str] = attrs.field(factory=set, init=False)
+    # And why.
+    lost: dict[str, str] = attrs.field(factory=dict, init=False)
+
+    async def has_references(self, info: CachedPathInfo) -> bool:
+        """Whether everything of the closure that this one refers to was imported; waits for it."""
+        below = [path for path in info.references if path != info.path and path in self.ended]
+        for path in below:
+            await self.ended[path].wait()
+        return self.done.issuperset(below)
 
 
 class Downloader:
@@ -79,12 +101,14 @@ class Downloader:
         if not wanted:
             return frozenset()
         closure, absent = await self._closure(wanted, strict=strict)
-        done = {path: trio.Event() for path in closure}
+        imports = _Imports({path: trio.Event() for path in closure})
         async with trio.open_nursery() as nursery:
             # In this order: whoever waits for a reference holds a place behind it, never before it.
             for path in import_order(closure):
-                await self._machine.downloads.acquire_on_behalf_of(done[path])
-                nursery.start_soon(self._import, closure[path], done)
+                await self._machine.downloads.acquire_on_behalf_of(imports.ended[path])
+                nursery.start_soon(self._import, closure[path], imports)
+        if imports.lost:
+            raise _unavailable(imports.lost, *imports.lost.values())
         return absent
 
     async def _closure(
@@ -107,31 +131,35 @@ class Downloader:
                 return found, absent
         raise JobFault(FailureKind.PERMANENT, f"references go on for more than {MAX_ROUNDS} rounds")
 
-    async def _import(self, info: CachedPathInfo, done: Mapping[str, trio.Event]) -> None:
+    async def _import(self, info: CachedPathInfo, imports: _Imports) -> None:
         """Download, verify, wait for the references, import. Gives back its place among the downloads."""
         try:
             with await self._download(info) as nar:
-                for reference in info.references:
-                    if reference != info.path and reference in done:
-                        await done[reference].wait()
-                as_told = _path_info(info)
-                async with self._machine.store.connection() as store:
-                    pieces = _Pieces(nar, as_told.nar_size)
-                    try:
-                        await store.add_to_store_nar(as_told, pieces, dont_check_sigs=True)
-                    except DaemonError as error:
-                        raise import_refused(info.path, error) from error
-            done[info.path].set()
+                if await imports.has_references(info):
+                    await self._add(info, nar)
+                    imports.done.add(info.path)
+        except _Gone as error:
+            imports.lost[info.path] = str(error)
         finally:
-            self._machine.downloads.release_on_behalf_of(done[info.path])
+            imports.ended[info.path].set()
+            self._machine.downloads.release_on_behalf_of(imports.ended[info.path])
+
+    async def _add(self, info: CachedPathInfo, nar: IO[bytes]) -> None:
+        as_told = _path_info(info)
+        async with self._machine.store.connection() as store:
+            pieces = _Pieces(nar, as_told.nar_size)
+            try:
+                await store.add_to_store_nar(as_told, pieces, dont_check_sigs=True)
+            except DaemonError as error:
+                raise import_refused(info.path, error) from error
 
     async def _download(self, info: CachedPathInfo) -> IO[bytes]:
         pause = FIRST_PAUSE
         for attempt in range(1, TRIES + 1):
             try:
                 return await self._fetch(info)
-            except (_Gone, InvalidNar) as error:
-                raise _unavailable({info.path}, str(error)) from error
+            except InvalidNar as error:
+                raise _Gone(str(error)) from error
             except (DownloadFailed, HttpError) as error:
                 if attempt == TRIES:
                     raise JobFault(
@@ -244,6 +272,11 @@ class _Pieces(AsyncIterator[bytes]):
         return piece
 
 
-def _unavailable(paths: Collection[str], why: str) -> JobFault:
-    some = ", ".join(sorted(paths)[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-    return JobFault(FailureKind.INPUTS_UNAVAILABLE, f"{some}: {why}", tuple(sorted(paths)))
+def _unavailable(paths: Collection[str], *why: str) -> JobFault:
+    text = f"{_some(sorted(paths))}: {'; '.join(dict.fromkeys(why[:NAMED]))}"
+    return JobFault(FailureKind.INPUTS_UNAVAILABLE, text, tuple(sorted(paths)))
+
+
+def _some(words: Sequence[str]) -> str:
+    more = f" and {len(words) - NAMED} more" if len(words) > NAMED else ""
+    return ", ".join(words[:NAMED]) + more

@@ -238,10 +238,26 @@ async def test_a_damaged_nar_is_reported_and_never_imported(at: Bench) -> None:
 
 
 async def expect_unavailable(at: Bench, path: StorePath) -> None:
-    with pytest.RaisesGroup(JobFault, flatten_subgroups=True) as caught:
+    with pytest.raises(JobFault) as caught:
         await Downloader(at.job(), at.machine).make_valid([path.path()])
     failed = failure_of(caught.value)
     assert (failed.kind, failed.missing_paths) == (FailureKind.INPUTS_UNAVAILABLE, (path.path(),))
+
+
+async def test_all_that_is_lost_is_named_at_once(at: Bench) -> None:
+    """Also what refers to another lost one; and what is there is imported, unless it refers to one."""
+    salt = os.urandom(8).hex().encode()
+    lost = [put_text(at, "lost-0", salt)]
+    for number in range(1, 12):
+        lost.append(put_text(at, f"lost-{number}", lost[-1].path().encode(), lost[-1]))
+    above = put_text(at, "above", lost[-1].path().encode(), lost[-1])
+    whole = put_text(at, "whole", b"whole " + salt)
+    for path in lost:
+        at.cache.files[f"http://cache.test/{path.hash_part}"] = 404
+    with pytest.raises(JobFault, match=r"lost-.* and 9 more: HTTP 404$") as caught:
+        await Downloader(at.job(), at.machine).make_valid([whole.path(), above.path()])
+    assert caught.value.missing_paths == tuple(sorted(path.path() for path in lost))
+    assert (content_of(above.path()), content_of(whole.path())) == (None, b"whole " + salt)
 
 
 async def test_an_input_that_the_cache_does_not_have_is_named(at: Bench) -> None:
