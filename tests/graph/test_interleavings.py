@@ -1,4 +1,4 @@
-"""Two sessions in every order: no deadlock, and the end is that of one after the other.
+"""Two sessions in every order: no deadlock, and the end is that of one after the other (invariant 20).
 
 Seeds against flips, the fold against transitions, a claim against what takes the build back, an abort against
 a completion. What moves the graph runs under the graph lock (docs/adr/0023); the fold and the recount run

@@ -80,6 +80,8 @@ class CacheSteps(Pair):
         after = self.last
         self._same("24 counters", after.missing_runtime_deps, before.missing_runtime_deps)
         self._same("24 fetchable", after.fetchable & before.fetchable, before.fetchable)
+        blocked = {name for name, n in after.blocking_deps.items() if n > before.blocking_deps[name]}
+        self._same("24 blocking_deps", blocked, set())
 
     def _made(self) -> list[str]:
         """Paths in the cache whose makers have all succeeded."""

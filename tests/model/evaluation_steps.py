@@ -168,7 +168,7 @@ class EvaluationSteps(BuildSteps):
             self._upload(batch)
         points = self._points(stream, batch) if entries else {}
         found = [self.universe.found[name] for name in batch]
-        stream.sent.append(found)
+        stream.sent.append((found, points))
         self._record(evaluation, found, points, error=error)
 
     def _upload(self, batch: Sequence[str]) -> None:
@@ -188,7 +188,7 @@ class EvaluationSteps(BuildSteps):
         sending = [(v, stream) for v, stream in sorted(self.streams.items()) if stream.sent]
         evaluation, stream = self._choose(sending, pick)
         before = self.last
-        self._record(evaluation, self._choose(stream.sent, which), {})
+        self._record(evaluation, *self._choose(stream.sent, which))
         self._unchanged("22 a batch again", before)
 
     def _record(
@@ -240,7 +240,7 @@ class EvaluationSteps(BuildSteps):
         self._repaired(evaluation)
 
     def _repaired(self, evaluation: int) -> None:
-        """The repair pass has run over its closure."""
+        """Invariant 31: the repair pass has run over its closure."""
         if lines := invariants.nothing_waits_above_a_lasting_failure(self.last, evaluation):
             self._diverge(lines)
 

@@ -317,20 +317,20 @@ QUIET: Final[Mapping[str, Check]] = {
     "nothing is left": nothing_wanted_is_left,
     "every assignment is closed": every_assignment_is_closed,
 }
-# Invariants of an event rather than of a state, and where they are asserted.
+# Invariants of an event rather than of a state: the file under tests/ that asserts each, by its number.
 ELSEWHERE: Final[Mapping[str, str]] = {
-    "20 interleavings": "tests/graph/test_interleavings",
-    "21 a NAR again": "cache_steps: commit_again",
-    "22 a batch again": "evaluation_steps: send_again",
-    "23 batches permuted": "test_order",
-    "27 Completed": "pair: every step, completed_names_no_failure",
-    "31 above a failure": "evaluation_steps: every end of a stream, repair_steps: every heal",
-    "24 retired and committed again": "cache_steps: retire_and_commit_again",
-    "30 a second consistency pass": "repair_steps: check_consistency",
-    "32 recount = incremental state": "pair: every step, the model against the graph",
-    "33 moves": "pair: every step",
-    "34 abort": "evaluation_steps: abort_evaluation",
-    "36 a committed Aborted": "build_steps: late_report, and every report of an open job",
+    "20 interleavings": "graph/test_interleavings.py",
+    "21 a NAR again": "model/cache_steps.py",
+    "22 a batch again": "model/evaluation_steps.py",
+    "23 batches permuted": "model/test_order.py",
+    "24 retired and committed again": "model/cache_steps.py",
+    "27 Completed": "model/pair.py",
+    "30 a second consistency pass": "model/repair_steps.py",
+    "31 above a failure": "model/evaluation_steps.py",
+    "32 recount = incremental state": "model/pair.py",
+    "33 moves": "model/pair.py",
+    "34 abort": "model/evaluation_steps.py",
+    "36 a committed Aborted": "model/build_steps.py",
 }
 
 

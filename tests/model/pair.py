@@ -53,7 +53,7 @@ class Stream:
     assignment: int
     left: list[str]
     entries: dict[str, str]
-    sent: list[list[Found]] = attrs.field(factory=list)
+    sent: list[tuple[list[Found], dict[str, str]]] = attrs.field(factory=list)
 
 
 @attrs.define
@@ -153,7 +153,8 @@ class Pair(RuleBasedStateMachine):
         return found
 
     def _check(self, *, moved: bool = True) -> None:
-        """Everything the model knows, everything maintained, and the invariants."""
+        """Everything the model knows and everything maintained (invariant 32), the invariants of states, and
+        what has ended (invariants 26 and 27)."""
         if not self.graph.in_shared:
             self.model.finish()
         now = self._read()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -174,3 +176,9 @@ def test_all_36_are_somewhere() -> None:
     names = [*CHECKS, *invariants.ELSEWHERE]
     numbers = sorted(int(name.split()[0]) for name in names if name[0].isdigit())
     assert numbers == list(range(1, 37))
+    for name, file in invariants.ELSEWHERE.items():
+        number = name.split()[0]
+        text = (Path(__file__).parents[1] / file).read_text()
+        assert re.search(rf"[Ii]nvariants? ([0-9, and]+ )?{number}\b", text), (
+            f"{file} does not speak of {number}"
+        )
