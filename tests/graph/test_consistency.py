@@ -16,12 +16,13 @@ from gradient.graph import consistency
 from gradient.graph.builds import BuildCompleted
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.counters import fold_shared_build_deltas
-from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.evaluations import AbortEvaluation, FailEvaluation
 from gradient.graph.moves import Moves
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection
 from gradient.graph.reachability import adopt_pending_closures
 from gradient.graph.record import Record
+from gradient.graph.recounts import AdoptPending
 from gradient.graph.transaction import Message, Transaction
 from gradient.graph.writer import GraphWriter
 from gradient.model import BuildStatus, EntryPoint, EvaluationStatus
@@ -245,6 +246,16 @@ async def test_the_dead_adopt_nothing(world: World) -> None:
     await world.apply(AbortEvaluation(first, "by a person"))
     assert await world.apply(Adopt()) == 0
     assert (await check(world)).adopted == 0
+
+
+async def test_one_that_has_ended_since_it_was_found_is_given_no_name(world: World) -> None:
+    """It wants its closure still, and waits for nothing."""
+    first = await world.value("SELECT min(id) FROM evaluation")
+    leaf = await world.id("leaf")
+    await run(world, f"DELETE FROM build_job WHERE {build('leaf')}")
+    await world.apply(FailEvaluation(first, "test", "over"))
+    assert await world.value("SELECT wanted FROM derivation_build WHERE derivation = %s", leaf)
+    assert await world.apply(AdoptPending(((first, leaf),))) == 0
 
 
 @attrs.frozen

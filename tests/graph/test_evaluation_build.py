@@ -288,6 +288,23 @@ async def test_an_aborted_passthrough_fails_what_wants_it(world: World) -> None:
     assert await world.evaluation_status(evaluation) is E.FAILED
 
 
+async def test_what_somebody_else_has_built_counts_as_aborted_no_more(world: World) -> None:
+    """The one it was aborted for is healed beside the one that asks for it anew."""
+    first = await building(world, {**CHAIN, "x": []}, "top", "x")
+    await world.abort_build("bad")
+    await building(world, CHAIN, "top")
+    before = await world.statuses()
+    assert {name: before[name] for name in CHAIN} == {
+        "top": B.CREATED,
+        "mid": B.CREATED,
+        "bad": B.QUEUED,
+        "good": B.QUEUED,
+    }
+    await world.apply(Repair(first))
+    assert await world.statuses() == before
+    await world.check()
+
+
 async def test_a_success_that_comes_too_late_is_used_by_the_retry(world: World) -> None:
     evaluation = await building(world, CHAIN, "top")
     await world.start("bad")

@@ -9,6 +9,7 @@ import pytest
 
 from gradient.graph import repair
 from gradient.graph.builds import BuildFailed, RetryTransient
+from gradient.graph.demote import DemoteMissingNar
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
@@ -16,7 +17,7 @@ from gradient.graph.record import Record
 from gradient.graph.repair import RepairScope
 from gradient.graph.transaction import Rejected
 from gradient.model import BuildStatus, EntryPoint, EvaluationStatus, FailureKind, Repository
-from tests.graph.world import LIMITS, World, drv, nar, out
+from tests.graph.world import LIMITS, World, drv, hash_part, nar, out
 
 CHAIN = {"top": ["mid"], "mid": ["bad", "good"], "bad": [], "good": []}
 
@@ -349,6 +350,50 @@ async def test_a_failure_reaches_what_waits_for_a_closure_that_lacks_it(world: W
     assert await world.status("app") is BuildStatus.COMPLETED
     assert await world.status("user") is BuildStatus.DEPENDENCY_FAILED
     assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED
+
+
+async def test_a_failure_spares_what_runs_and_what_needs_that_alone(world: World) -> None:
+    """`low` is lost when others have been built from it or are tried again, and cannot be made again."""
+    evaluation = await world.evaluation()
+    graph = {"low": [], "running": ["low"], "flaky": ["low"], "user": ["running"], "late": ["flaky"]}
+    await world.record(evaluation, graph, entries=["user", "late"])
+    await world.end_stream(evaluation)
+    await world.build("low")
+    await world.start("running")
+    await world.fail("flaky", FailureKind.TRANSIENT)
+    await world.apply(DemoteMissingNar((hash_part("low"),)))
+    await world.fail("low")
+    assert await world.statuses() == {
+        "low": BuildStatus.FAILED_PERMANENT,
+        "running": BuildStatus.BUILDING,
+        "flaky": BuildStatus.DEPENDENCY_FAILED,
+        "user": BuildStatus.CREATED,
+        "late": BuildStatus.DEPENDENCY_FAILED,
+    }
+    await world.check()
+    await world.commit(nar(out("running")))
+    await world.complete("running")
+    assert await world.status("user") is BuildStatus.QUEUED
+    await world.check()
+
+
+async def test_a_failure_does_not_reach_through_a_closure_that_is_here(world: World) -> None:
+    """The output of `lib` came from elsewhere while it was built: `app`, which refers to it, is whole."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"lib": [], "x": []}, entries=["lib"])
+    await world.start("lib")
+    await world.commit(nar(out("app"), [out("lib")]))
+    await world.record(evaluation, {"app": [], "user": ["app", "x"]}, entries=["user"])
+    await world.commit(nar(out("lib")))
+    await world.end_stream(evaluation)
+    await world.apply(BuildFailed(world.open.pop("lib"), FailureKind.PERMANENT, "it broke", LIMITS))
+    assert await world.statuses() == {
+        "lib": BuildStatus.FAILED_PERMANENT,
+        "app": BuildStatus.SUBSTITUTED,
+        "user": BuildStatus.CREATED,
+        "x": BuildStatus.QUEUED,
+    }
+    await world.check()
 
 
 # --- the scopes -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from gradient.graph.evaluations import AbortEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
+from gradient.graph.promises import PromiseDerivations
 from gradient.graph.retire import Retired, reopen, retire_cached_paths
 from gradient.graph.transaction import Transaction
 from gradient.graph.walk_completeness import unwalk_derivations
@@ -465,6 +466,9 @@ async def test_nothing_above_an_unwalked_derivation_is_known(world: World) -> No
     assert await world.value(known) == sorted(GRAPH)
     await world.apply(Unwalk((await world.id("lib"),)))
     assert await world.value(known) == ["gcc"]
+    # Nor is it promised to a walk that has asked before.
+    everything = tuple([await world.id(name) for name in GRAPH])
+    assert await world.apply(PromiseDerivations(everything)) == {await world.id("gcc")}
     assert await world.status("gcc") is S.QUEUED  # `tool` needs it
     await world.check()
     await world.apply(Unwalk((await world.id("tool"), await world.id("gcc"))))

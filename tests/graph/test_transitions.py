@@ -660,6 +660,22 @@ async def test_an_evaluation_is_not_finished_while_something_blocks_it(world: Wo
     await world.check()
 
 
+async def test_what_is_wanted_no_more_lets_an_evaluation_end_though_nothing_moves(world: World) -> None:
+    """`flaky` is to be tried again, and the second names it without any use for it."""
+    first, second = await world.evaluation(), await world.evaluation()
+    await world.record(first, {"flaky": []}, entries=["flaky"])
+    await world.commit(nar(out("held")))
+    await world.record(second, {"held": ["flaky"], "x": []}, entries=["held", "x"])
+    await world.end_stream(second)
+    await world.build("x")
+    await world.fail("flaky", K.TRANSIENT)
+    assert await world.evaluation_status(second) is E.BUILDING
+    await world.apply(AbortEvaluation(first, "by a person"))
+    assert await world.status("flaky") is S.FAILED_TRANSIENT
+    assert await world.evaluation_status(second) is E.COMPLETED
+    await world.check()
+
+
 async def test_an_abort_says_why_once(world: World) -> None:
     evaluation = await world.evaluation()
     assert await world.apply(AbortEvaluation(evaluation, "no worker", warning="riscv64-linux: nobody"))

@@ -267,6 +267,14 @@ async def test_drifted_counters_do_not_keep_an_evaluation_from_its_end(bench: Be
     assert await bench.world.evaluation_status(evaluation) is EvaluationStatus.COMPLETED
 
 
+async def test_the_waiting_pass_begins_with_a_fold(bench: Bench) -> None:
+    await bench.building({"a": [], "b": ["a"]}, ["b"])
+    assert await bench.world.value("SELECT count(*) FROM evaluation_shared_build_delta") > 0
+    await bench.scheduler.refresh_waiting_state()
+    assert await bench.world.value("SELECT count(*) FROM evaluation_shared_build_delta") == 0
+    assert await bench.world.value("SELECT active_shared_builds FROM evaluation") == 2
+
+
 async def test_an_unbuildable_evaluation_is_aborted_with_a_warning(bench: Bench) -> None:
     evaluation = await bench.world.evaluation()
     await bench.world.record(evaluation, {"a": []}, entries=["a"], architecture="riscv64-linux")
