@@ -27,6 +27,7 @@ PASSES = {
     "transient retries",
     "resync",
     "unconfirmed aborts",
+    "lost .drv files",
     "missing objects",
     "object removal",
     "record of fetches",
