@@ -28,13 +28,15 @@ _LAST_PHASE: Final = (
     "greatest(a.created_at, a.fetch_started_at, a.eval_flake_started_at, a.eval_drv_started_at,"
     " a.building_started_at)"
 )
-# Newest first, those beyond what a task keeps. Evaluations without a task are each project's own row.
+# Those beyond what a task keeps, by when they ended: whoever followed a long one to its end still finds it.
+# Evaluations without a task are each project's own row.
 EXPIRED_EVALUATIONS: Final = Statement(
     "expired_evaluations",
     f"""
     SELECT ended.id FROM (
         SELECT v.id, v.project, v.task, coalesce(t.keep_evaluations, %(keep)s) AS keep,
-               row_number() OVER (PARTITION BY v.project, v.task ORDER BY v.id DESC) AS place
+               row_number() OVER (PARTITION BY v.project, v.task
+                                  ORDER BY v.finished_at DESC NULLS LAST, v.id DESC) AS place
         FROM evaluation v LEFT JOIN task t ON t.id = v.task
         WHERE {any_of("v.status", EVALUATION_TERMINAL)}
     ) ended

@@ -113,6 +113,14 @@ async def test_each_task_keeps_its_newest(world: World) -> None:
     assert await expired(world) == [loose[0]]
 
 
+async def test_one_that_ended_last_is_the_newest(world: World) -> None:
+    """It had begun before all others, and somebody has just followed it to its end."""
+    long = await world.apply(CreateEvaluation("main", Repository("git+https://example.org/x")))
+    short = [await ended(world) for _ in range(3)]
+    await world.apply(AbortEvaluation(long, "enough"))
+    assert await expired(world) == [short[1], short[0]]
+
+
 async def test_an_evaluation_that_gets_somewhere_keeps_its_tasks_old_ones(world: World) -> None:
     mine = await task(world, 1)
     old = [await ended(world, mine) for _ in range(2)]
