@@ -147,6 +147,7 @@ def fixed(many: int) -> dict[str, Any]:
         "substituted": False,
         "fetch_only": False,
         "goes_on": True,
+        "repeat": False,
         "or_running": True,
         "oom_killed": False,
         "distrusted": True,
