@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.can_start import promote, unpromote_ungated
+from gradient.graph.can_start import unpromote_ungated
 from gradient.graph.need import thaw_wanted, update_and_settle_need
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.predicates import any_of, live_evaluation, open_predicate
@@ -118,5 +118,4 @@ async def settle_after_delete(
         await adopt_pending_closures(tx)
         # The mark of an abort may have gone with the evaluation in which it held.
         await thaw_wanted(tx, opened)
-        await promote(tx, opened)
         await unpromote_ungated(tx, opened)

@@ -150,6 +150,18 @@ async def test_an_input_without_a_shared_build_blocks(world: World) -> None:
     assert await blocking(world) == 1
 
 
+async def test_a_nar_committed_again_changes_nothing(world: World) -> None:
+    """Not even if it is another one: the first to come stays."""
+    await built(world)
+    columns = "SELECT array_agg((b.*)::text ORDER BY b.derivation) FROM derivation_build b"
+    paths = "SELECT array_agg((p.*)::text ORDER BY p.id) FROM cached_path p"
+    before = [await world.value(query) for query in (columns, paths)]
+    await world.commit(nar(out("a"), [out("top")]), nar(out("b")))
+    assert [await world.value(query) for query in (columns, paths)] == before
+    assert world.moves.empty
+    await world.check()
+
+
 async def test_nars_that_land_together_are_counted_once(world: World) -> None:
     """Each is new to the others: what one counts as missing comes with the same commit."""
     evaluation = await world.evaluation()
