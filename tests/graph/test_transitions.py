@@ -320,20 +320,6 @@ async def test_what_comes_back_and_is_needed_by_nobody_is_skipped(world: World, 
     assert await world.status("x") is S.SKIPPED
 
 
-async def test_what_nobody_needs_any_more_ends_who_waited_for_it(world: World) -> None:
-    """`x` waits for its next try, and moves no status as it loses its need. The second evaluation names it,
-    and nothing else that moves."""
-    await building(world, {"top": ["x", "bad"], "x": [], "bad": []}, ["top"])
-    await world.fail("x", K.TRANSIENT)
-    await world.commit(nar(out("held")))
-    second = await building(world, {"held": ["x"], "x": []}, ["held"])
-    assert await world.evaluation_status(second) is E.BUILDING
-    await world.fail("bad")
-    await world.check()
-    assert await world.status("x") is S.FAILED_TRANSIENT
-    assert await world.evaluation_status(second) is E.COMPLETED
-
-
 async def test_a_reference_is_waited_for_like_an_input(world: World) -> None:
     evaluation = await world.evaluation()
     await world.commit(nar(out("app", "dev"), [out("lib")]))
