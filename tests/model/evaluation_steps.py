@@ -93,9 +93,10 @@ class EvaluationSteps(BuildSteps):
         if self.model.may_create(task):
             self._evaluate(tops, task)
 
-    def _evaluate(self, tops: list[int], task: int | None) -> None:
+    def _evaluate(self, tops: list[int], task: int | None) -> int:
         evaluation = self._new_evaluation(tops, task, prune=True, order=0)
         self._end_stream(evaluation, self.streams[evaluation], all_sent=True)
+        return evaluation
 
     def _new_evaluation(self, tops: list[int], task: int | None, *, prune: bool, order: int) -> int:
         evaluation: int = self._apply(CreateEvaluation("main", SOURCE, task=task))
@@ -258,8 +259,10 @@ class EvaluationSteps(BuildSteps):
     @step(pick=PICK)
     def abort_evaluation(self, pick: int) -> None:
         """Invariant 34: what another live evaluation wants does not change."""
+        self._abort_evaluation(self._choose(self._live(), pick))
+
+    def _abort_evaluation(self, evaluation: int) -> None:
         facts = self.model.facts
-        evaluation = self._choose(self._live(), pick)
         before = self.last
         sent = len(self.moves.aborts) if self.graph.in_shared else 0
         self._say(f"abort_evaluation {evaluation}")

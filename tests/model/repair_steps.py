@@ -20,6 +20,7 @@ from gradient.model import BuildStatus, FailureKind
 from tests.model import invariants, rules, stored
 from tests.model.cache_steps import AGE, PICKS
 from tests.model.evaluation_steps import EvaluationSteps
+from tests.model.graph import TASKS
 from tests.model.pair import PICK, SELDOM
 from tests.model.script import step
 
@@ -58,34 +59,65 @@ class RepairSteps(EvaluationSteps):
             if facts.evaluations[v].evaluated and facts.builds[name].status in failed
         ]
 
-    def _name(self, fitting: list[tuple[int, str]], pick: int, in_vain: int) -> tuple[int, str] | None:
-        """One that fits, or any once in a while: that is refused."""
-        names = sorted(self.model.facts.names) if in_vain == 0 else fitting
-        return self._choose(names, pick) if names else None
-
     @precondition(lambda self: self.model.facts.names)
     @step(pick=PICK, in_vain=st.integers(0, 4))
     def abort_build(self, pick: int, in_vain: int) -> None:
-        if found := self._name(self._abortable(), pick, in_vain):
-            evaluation, name = found
-            self._say(f"abort_build {name} in {evaluation}")
-            answer = self._asked(AbortBuild(self._id(name), evaluation, "somebody"))
-            failed = answer if isinstance(answer, str) else self._letters(answer.dependents)
-            self._same("AbortBuild", failed, self.model.abort_build(name, evaluation))
-            self._answered(answer)
+        """One that has not ended, or any: that is refused."""
+        if names := self._abortable() if in_vain else sorted(self.model.facts.names):
+            self._abort_build(*self._choose(names, pick))
+
+    def _abort_build(self, evaluation: int, name: str) -> None:
+        self._say(f"abort_build {name} in {evaluation}")
+        answer = self._asked(AbortBuild(self._id(name), evaluation, "somebody"))
+        failed = answer if isinstance(answer, str) else self._letters(answer.dependents)
+        self._same("AbortBuild", failed, self.model.abort_build(name, evaluation))
+        self._answered(answer)
 
     @precondition(lambda self: self.model.facts.names)
     @step(pick=PICK, in_vain=st.integers(0, 4))
     def retry_build(self, pick: int, in_vain: int) -> None:
+        """One that has failed, or any: that is refused."""
         if not self._retryable() and (self._jobs() or self._queued()):
             self._fail(self._some_job(pick), FailureKind.PERMANENT)
-        if found := self._name(self._retryable(), pick, in_vain):
-            evaluation, name = found
-            self._say(f"retry_build {name} in {evaluation}")
-            answer = self._asked(RetryBuild(self._id(name), evaluation, "somebody"))
-            thawed = answer if isinstance(answer, str) else self._letters(answer.builds)
-            self._same("RetryBuild", thawed, self.model.retry_build(name, evaluation))
-            self._answered(answer)
+        if names := self._retryable() if in_vain else sorted(self.model.facts.names):
+            self._retry_build(*self._choose(names, pick))
+
+    def _retry_build(self, evaluation: int, name: str) -> None:
+        self._say(f"retry_build {name} in {evaluation}")
+        answer = self._asked(RetryBuild(self._id(name), evaluation, "somebody"))
+        thawed = answer if isinstance(answer, str) else self._letters(answer.builds)
+        self._same("RetryBuild", thawed, self.model.retry_build(name, evaluation))
+        self._answered(answer)
+
+    @precondition(lambda self: self._jobs() or self._queued())
+    @step(pick=PICK)
+    def retry_too_early(self, pick: int) -> None:
+        """While its worker still stops it."""
+        job = self.model.facts.assignments[self._some_job(pick)]
+        if names := [(v, name) for v, name in self._abortable() if name == job.derivation]:
+            self._abort_build(*names[0])
+            self._retry_build(*names[0])
+
+    @step(pick=PICK, tops=st.lists(PICK, min_size=1, max_size=3))
+    def retry_too_late(self, pick: int, tops: list[int]) -> None:
+        """Its task has a newer evaluation."""
+        idle = list(filter(self.model.may_create, TASKS))
+        if not self._of_tasks() and idle:
+            evaluation = self._evaluate(tops, self._choose(idle, pick))
+            if evaluation in self._live():
+                self._abort_evaluation(evaluation)
+        if self._of_tasks():
+            evaluation, name = self._choose(self._of_tasks(), pick)
+            task = self.model.facts.evaluations[evaluation].task
+            if self.model.may_create(task):
+                self._evaluate(tops, task)
+            self._retry_build(evaluation, name)
+
+    def _of_tasks(self) -> list[tuple[int, str]]:
+        """Those that may be retried in evaluations of tasks which have ended."""
+        facts = self.model.facts
+        tried = self._retryable()
+        return [(v, n) for v, n in tried if facts.evaluations[v].task and not rules.is_live(facts, v)]
 
     def _answered(self, answer: Any) -> None:
         if isinstance(answer, str):
