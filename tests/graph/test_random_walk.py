@@ -27,6 +27,7 @@ from gradient.graph.evaluation_build import BuildRefused, Refusal
 from gradient.graph.evaluations import (
     EvalFailed,
     EvalStreamCompleted,
+    FailEvaluation,
     FinishEvaluation,
     UnparkEvaluation,
 )
@@ -78,6 +79,7 @@ class Walk:
             (5, self.end_stream),
             (1, self.fail_stream),
             (3, self.abort),
+            (2, self.fail_evaluation),
             (3, self.abort_build),
             (3, self.retry_build),
             (1, self.heal),
@@ -162,14 +164,28 @@ class Walk:
             await self.begin(evaluation)
 
     async def abort(self) -> None:
+        evaluation = await self.some_live()
+        if evaluation is not None:
+            await self.world.abort(evaluation)
+            await self.stop_stream(evaluation)
+
+    async def fail_evaluation(self) -> None:
+        """From the server's side: it wants its closure still."""
+        evaluation = await self.some_live()
+        if evaluation is not None:
+            await self.world.apply(FailEvaluation(evaluation, "test", "over"))
+            await self.stop_stream(evaluation)
+
+    async def some_live(self) -> int | None:
         query = "SELECT coalesce(array_agg(id), '{}') FROM evaluation WHERE status IN (0, 1, 2, 3, 4, 8)"
         live = await self.world.value(query)
-        if live:
-            evaluation = self.dice.choice(live)
-            await self.world.abort(evaluation)
-            run = self.running.pop(evaluation, None)
-            if run is not None and self.dice.random() < 0.7:
-                await self.world.apply(EvalFailed(run.assignment, FailureKind.ABORTED, "aborted", 3))
+        return self.dice.choice(live) if live else None
+
+    async def stop_stream(self, evaluation: int) -> None:
+        """The worker of an evaluation that has ended hears of it, and perhaps says so."""
+        run = self.running.pop(evaluation, None)
+        if run is not None and self.dice.random() < 0.7:
+            await self.world.apply(EvalFailed(run.assignment, FailureKind.ABORTED, "aborted", 3))
 
     async def abort_build(self) -> None:
         with suppress(BuildRefused):
