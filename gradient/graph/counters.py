@@ -90,7 +90,8 @@ RECOUNT_EVALUATIONS: Final = Statement(
         WHERE v.id = ANY(%(ids)s)
         GROUP BY v.id
     ), free AS (
-        SELECT v.id FROM counted n JOIN evaluation v ON v.id = n.id WHERE {live_evaluation("v")}
+        SELECT v.id FROM counted n JOIN evaluation v ON v.id = n.id
+        WHERE {live_evaluation("v")} OR v.id = %(ending)s
         ORDER BY v.id FOR NO KEY UPDATE OF v SKIP LOCKED
     ), dropped AS (
         DELETE FROM evaluation_shared_build_delta x USING free WHERE x.evaluation = free.id
@@ -164,4 +165,10 @@ async def recount_evaluations(connection: Connection, evaluations: Collection[in
     """Count evaluations afresh under the fold lock, skipping those another transaction holds."""
     async with connection.transaction():
         await execute(connection, TAKE_FOLD_LOCK)
-        await execute(connection, RECOUNT_EVALUATIONS, {"ids": ordered(evaluations)})
+        await execute(connection, RECOUNT_EVALUATIONS, {"ids": ordered(evaluations), "ending": None})
+
+
+async def count_at_the_end(tx: Transaction, evaluation: int) -> None:
+    """Count an evaluation that this transaction has ended, and whose builds with it. Its row is ours, so no
+    fold comes between."""
+    await tx.run(RECOUNT_EVALUATIONS, ids=[evaluation], ending=evaluation)

@@ -14,7 +14,7 @@ import attrs
 
 from gradient.graph.assignments import close_assignment, mark_abort_sent, open_assignment
 from gradient.graph.batch_checks import drv_path
-from gradient.graph.counters import eval_counters, recount_evaluations
+from gradient.graph.counters import count_at_the_end, eval_counters, recount_evaluations
 from gradient.graph.messages import add_messages
 from gradient.graph.moves import JobAbort
 from gradient.graph.predicates import any_of, live_evaluation
@@ -526,6 +526,7 @@ async def abort_evaluation(tx: Transaction, evaluation: int, reason: str) -> boo
         return False
     await add_messages(tx, evaluation, MessageLevel.NOTICE, "abort", [reason], repeat=True)
     ended = await release_evaluation_need(tx, evaluation)
+    await count_at_the_end(tx, evaluation)
     await abort_jobs(tx, [f"eval:{evaluation}", *(f"build:{i}" for i in ended)], reason)
     return True
 

@@ -227,15 +227,17 @@ def _what(row: EvaluationRow) -> str:
 
 
 def _counts(row: EvaluationRow) -> str:
-    """`12 builds: 8 done, 2 building, 1 waiting, 1 failed or not tried`."""
+    """`12 builds: 8 done, 2 building, 1 waiting, 1 failed or not tried`; one that has ended leaves to others
+    what is building or waiting."""
     if not row.named:
         return "no builds yet" if row.status not in EVALUATION_TERMINAL else "nothing to build"
-    waiting = row.active - row.building
+    over = row.status in EVALUATION_TERMINAL
     parts = {
         "done": row.named - row.active - row.failed,
-        "building": row.building,
-        "waiting": waiting,
+        "building": 0 if over else row.building,
+        "waiting": 0 if over else row.active - row.building,
         "failed or not tried": row.failed,
+        "not waited for": row.active if over else 0,
     }
     shown = ", ".join(f"{number} {what}" for what, number in parts.items() if number > 0)
     return f"{count(row.named, 'build')}: {shown}"

@@ -217,7 +217,7 @@ OTHERWISE: Final[Mapping[str, Mapping[str, Any]]] = {
     # Ids of evaluations.
     "eval_counters": {"ids": LIVE},
     "open_names": {"ids": LIVE},
-    "recount_evaluations": {"ids": LIVE},
+    "recount_evaluations": {"ids": LIVE, "ending": ENDED[0]},
     "delete_evaluations": {"ids": ENDED},
     "entry_points_of_evaluations": {"ids": ENDED},
     "lock_ended_evaluations": {"ids": ENDED},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from gradient.graph import page_reads
 from gradient.graph.builds import BuildStarted
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.evaluation_gc import CollectEvaluations
@@ -215,3 +216,16 @@ async def test_but_the_abort_for_a_live_one_is_its_failure(world: World) -> None
     await world.build("y")
     assert await world.evaluation_status(evaluation) is E.FAILED
     await world.check()
+
+
+async def test_its_counters_are_those_of_its_end(world: World) -> None:
+    """What the abort ended has failed; what goes on for another one is still to come."""
+    await building(world, {"shared": []}, "shared")
+    evaluation = await building(world, {**CHAIN, "shared": []}, "top", "shared")
+    for name in ("bad", "shared"):
+        await world.apply(BuildStarted(await world.claim(name)))
+    await world.abort(evaluation)
+    row = await page_reads.evaluation(world.connection, evaluation)
+    assert row is not None
+    counted = (row.named, row.active, row.failed, row.queued, row.building)
+    assert counted == (5, 1, 4, 0, 1)

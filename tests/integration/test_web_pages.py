@@ -72,6 +72,17 @@ async def test_the_first_page_lists_evaluations_and_workers(web: Web) -> None:
     assert '<meta http-equiv="refresh"' in html
 
 
+async def test_an_aborted_evaluation_waits_for_nothing(web: Web) -> None:
+    world = web.world
+    other, evaluation = await world.evaluation(), await world.evaluation()
+    await world.record(other, {"shared": []}, entries=["shared"])
+    await world.record(evaluation, {"shared": [], "own": []}, entries=["shared", "own"])
+    await world.start("shared")
+    await world.abort(evaluation)
+    _, words = await page(web, f"/evaluations/{evaluation}")
+    assert "Aborted · 2 builds: 1 failed or not tried, 1 not waited for" in words
+
+
 async def test_a_failed_evaluation_shows_log_cause_and_message(web: Web) -> None:
     world = web.world
     evaluation = await world.evaluation()
