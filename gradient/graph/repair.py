@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import Final
 
-from gradient.graph.can_start import became_fetchable, promote_closure
+from gradient.graph.can_start import became_fetchable, promote, promote_closure
 from gradient.graph.dependency_failure import repair_dependency_failed
 from gradient.graph.locks import lock_shared_builds
 from gradient.graph.moves import BuildChange
@@ -176,8 +176,7 @@ async def retry_closure(
 
 
 async def thaw_failed(tx: Transaction, ids: Collection[int]) -> None:
-    """Back to Created with failed and aborted builds, as if they had never been tried; the repair pass ends
-    by queueing them."""
+    """Back to Created with failed and aborted builds, as if they had never been tried."""
     if not ids:
         return
     rows = await tx.rows(THAW_FAILED, ids=ordered(ids), now=tx.now)
@@ -186,6 +185,8 @@ async def thaw_failed(tx: Transaction, ids: Collection[int]) -> None:
     thawed = [change.derivation for change in changes]
     # In full: the mark of a failed row means nothing, and may be of long ago.
     await update_and_settle_need(tx, thawed)
+    # Not left to the end of the repair pass, which queues what its evaluation names: that is not all of it.
+    await promote(tx, thawed)
     await skip_unwanted(tx, thawed)
 
 

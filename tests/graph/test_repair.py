@@ -76,6 +76,22 @@ async def test_a_pruned_walk_reaches_the_failure_too(world: World) -> None:
     assert await world.evaluation_status(again) is EvaluationStatus.FAILED
 
 
+async def test_what_thaws_is_queued_though_the_evaluation_does_not_name_it(world: World) -> None:
+    """A walk of need ends at what no upstream cache was asked for, so nothing below it is adopted."""
+    first = await world.evaluation()
+    await world.record(first, {"low": [], "mid": ["low"]}, entries=["low", "mid"])
+    await world.end_stream(first)
+    await world.fail("low", FailureKind.TIMEOUT)
+    await world.connection.execute(
+        "UPDATE derivation_build SET probed = false WHERE derivation = %s", (await world.id("mid"),)
+    )
+    second = await world.evaluation()
+    await world.record(second, {"top": ["mid"]}, entries=["top"])
+    await world.end_stream(second)
+    assert await world.status("low") is BuildStatus.QUEUED
+    await world.check()
+
+
 async def test_a_failure_of_this_evaluation_is_not_tried_again(world: World) -> None:
     evaluation = await world.evaluation()
     await world.record(evaluation, CHAIN, entries=["top"])
