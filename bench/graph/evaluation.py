@@ -16,7 +16,8 @@ import trio
 from bench.graph.shape import Graph, base_name
 from bench.product import BenchFailed
 from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
-from gradient.graph.builds import BuildCompleted, StoreBuildOutput
+from gradient.graph.build_outputs import StoreBuildOutput
+from gradient.graph.builds import BuildCompleted
 from gradient.graph.counters import fold_shared_build_deltas
 from gradient.graph.evaluations import CreateEvaluation, EvalStreamCompleted, EvaluationPhase
 from gradient.graph.failure import RetryLimits

@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 
 from gradient.graph.assignments import abandon_assignments, close_attempt
-from gradient.graph.builds import requeue_builds
+from gradient.graph.requeue import requeue_builds
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 from gradient.model import AttemptOutcome

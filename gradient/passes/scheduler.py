@@ -15,7 +15,6 @@ import attrs
 import structlog
 
 from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
-from gradient.graph.builds import RetryTransient
 from gradient.graph.candidate_reads import (
     BuildCandidate,
     InFlight,
@@ -33,6 +32,7 @@ from gradient.graph.heal import Repair
 from gradient.graph.moves import Moves
 from gradient.graph.pg_errors import is_content_error
 from gradient.graph.pg_pool import Pool
+from gradient.graph.requeue import RetryTransient
 from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.graph.writer import GraphWriter
 from gradient.model import EvaluationStatus, JobKind

@@ -13,13 +13,9 @@ from typing import Any, Final
 
 import attrs
 
-from gradient.graph.builds import (
-    BuildCompleted,
-    BuildFailed,
-    BuildStarted,
-    ReturnAssignment,
-    StoreBuildOutput,
-)
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.build_outputs import StoreBuildOutput
+from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.evaluations import (
     EvalFailed,
     EvalStreamCompleted,
@@ -31,6 +27,7 @@ from gradient.graph.evaluations import (
 from gradient.graph.failure import RetryLimits
 from gradient.graph.messages import AddMessage
 from gradient.graph.record import Record
+from gradient.graph.requeue import ReturnAssignment
 from gradient.graph.transaction import Message
 from gradient.model import EvaluationStatus, JobKind
 from gradient.nix.store_path import InvalidStorePath, StorePath

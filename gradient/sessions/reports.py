@@ -15,7 +15,7 @@ import attrs
 import structlog
 import trio
 
-from gradient.graph.builds import BuildFailed
+from gradient.graph.build_failures import BuildFailed
 from gradient.graph.evaluations import FailEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.pg_errors import is_content_error

@@ -18,7 +18,7 @@ import attrs
 import structlog
 import trio
 
-from gradient.graph.builds import LoseWorker
+from gradient.graph.requeue import LoseWorker
 from gradient.graph.writer import UNRECORDED, GraphWriter, WriterStopped
 from gradient.model import JobKind
 from gradient.passes.pool import Worker, fault_of

@@ -7,10 +7,12 @@ from itertools import pairwise
 import pytest
 
 from gradient.graph.assignments import ClaimEvaluation
-from gradient.graph.builds import BuildFailed, BuildStarted, LoseAssignments, RetryTransient
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.builds import BuildStarted
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, EvaluationPhase, ParkEvaluation
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
+from gradient.graph.requeue import LoseAssignments, RetryTransient
 from gradient.model import BuildStatus, EvaluationStatus, FailureKind, Repository
 from tests.graph.world import LIMITS, WORKER, World, derivation, drv, nar, out
 

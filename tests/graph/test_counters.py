@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
-from gradient.graph.builds import LoseWorker
 from gradient.graph.counters import (
     FOLD_LOCK,
     Counters,
@@ -17,6 +16,7 @@ from gradient.graph.counters import (
 )
 from gradient.graph.evaluations import AbortEvaluation
 from gradient.graph.pg import Connection, fetch_all, fetch_value
+from gradient.graph.requeue import LoseWorker
 from gradient.graph.transaction import Transaction
 from tests.graph.world import WORKER, World
 

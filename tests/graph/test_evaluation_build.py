@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.demote import DemotePath
 from gradient.graph.evaluation_build import Aborted, BuildRefused, Refusal, Retried
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, FailEvaluation

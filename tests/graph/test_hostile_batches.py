@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
-from gradient.graph.builds import BuildFailed, StoreBuildOutput
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.build_outputs import StoreBuildOutput
 from gradient.graph.evaluations import CreateEvaluation, EvalStreamCompleted, EvaluationPhase, StoreEvalStats
 from gradient.graph.messages import MAX_MESSAGES, AddMessage
 from gradient.graph.nar import CommitNars

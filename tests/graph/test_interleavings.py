@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from gradient.graph.assignments import ClaimBuild
-from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted, LoseWorker, ReturnAssignment
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.demote import DemotePath
 from gradient.graph.evaluation_build import AbortBuild, RetryBuild
@@ -22,6 +23,7 @@ from gradient.graph.evaluations import AbortEvaluation, EvalStreamCompleted, fin
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.record import Record
+from gradient.graph.requeue import LoseWorker, ReturnAssignment
 from gradient.graph.transaction import Message, Rejected, graph_transaction
 from gradient.model import EntryPoint, FailureKind, OutputPath
 from tests.graph.interleaving import Act, Order, Outcome, Table, every_order

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from gradient.graph.assignments import ClaimBuild
-from gradient.graph.builds import BuildCompleted, BuildStarted, StoreBuildOutput
+from gradient.graph.build_outputs import StoreBuildOutput
+from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.moves import Moves
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection, fetch_all

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from gradient.graph import access, cache_reads, log_reads, page_reads
-from gradient.graph.builds import BuildFailed
+from gradient.graph.build_failures import BuildFailed
 from gradient.graph.evaluations import AbortEvaluation
 from gradient.graph.failure_causes import failure_causes
 from gradient.graph.messages import AddMessage

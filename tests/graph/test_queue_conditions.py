@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from gradient.graph.assignments import ClaimBuild
-from gradient.graph.builds import ReturnAssignment
 from gradient.graph.can_start import promote, promote_closure, unpromote_ungated
 from gradient.graph.need import thaw_wanted, update_and_settle_need
 from gradient.graph.pg import Connection, execute
+from gradient.graph.requeue import ReturnAssignment
 from gradient.graph.transaction import graph_transaction
 from gradient.model import BuildStatus
 from tests.graph.world import START, WORKER, World

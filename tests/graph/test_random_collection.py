@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from gradient.graph.builds import BuildFailed
+from gradient.graph.build_failures import BuildFailed
 from gradient.graph.consistency import graph_consistency_report
 from gradient.graph.demote import DemoteMissingNar, unwalk_unsourced
 from gradient.graph.derivation_gc import CollectDerivations

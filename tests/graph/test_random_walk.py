@@ -12,15 +12,9 @@ from typing import Any
 import attrs
 import pytest
 
-from gradient.graph.builds import (
-    BuildCompleted,
-    BuildFailed,
-    BuildStarted,
-    LoseWorker,
-    RetryTransient,
-    ReturnAssignment,
-    StoreBuildOutput,
-)
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.build_outputs import StoreBuildOutput
+from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.evaluation_build import BuildRefused, Refusal
@@ -35,6 +29,7 @@ from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
 from gradient.graph.recovery import recover_interrupted_work
+from gradient.graph.requeue import LoseWorker, RetryTransient, ReturnAssignment
 from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import (
     EVALUATION_TERMINAL,

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from gradient.graph import repair
-from gradient.graph.builds import BuildFailed, RetryTransient
+from gradient.graph.build_failures import BuildFailed
 from gradient.graph.demote import DemoteMissingNar
 from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
 from gradient.graph.repair import RepairScope
+from gradient.graph.requeue import RetryTransient
 from gradient.graph.transaction import Rejected
 from gradient.model import BuildStatus, EntryPoint, EvaluationStatus, FailureKind, Repository
 from tests.graph.world import LIMITS, World, drv, hash_part, nar, out

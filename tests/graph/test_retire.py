@@ -8,13 +8,14 @@ from datetime import timedelta
 import attrs
 import pytest
 
-from gradient.graph.builds import BuildFailed, RetryTransient
+from gradient.graph.build_failures import BuildFailed
 from gradient.graph.demote import DemoteCacheClaim, DemoteMissingNar, DemotePath
 from gradient.graph.evaluations import AbortEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.promises import PromiseDerivations
+from gradient.graph.requeue import RetryTransient
 from gradient.graph.retire import Retired, reopen, retire_cached_paths
 from gradient.graph.transaction import Transaction
 from gradient.graph.walk_completeness import unwalk_derivations

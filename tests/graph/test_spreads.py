@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from gradient.graph import transaction
-from gradient.graph.builds import BuildFailed
+from gradient.graph.build_failures import BuildFailed
 from gradient.graph.can_start import became_fetchable, clear_fetchable, seed_blocking_deps
 from gradient.graph.demote import DemotePath
 from gradient.graph.locks import lock_shared_builds

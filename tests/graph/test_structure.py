@@ -306,11 +306,13 @@ def test_who_writes_queued_asks_the_conditions_or_settles_its_rows() -> None:
     assert asking == {"promote", "promote_closure"}
     settling = {"requeue_building", "retry_transient", "requeue_all_building", "write_build_status"}
     assert set(writers) - asking - settling == {"complete_builds"}  # its statuses are successes
+    assert code.reaches("graph/requeue.py:settle_requeued", {"unpromote_ungated"})
+    settles = {"unpromote_ungated", "settle_requeued"}
     for name in sorted(settling):
         users = code.users(names[name])
         assert users, name
         for function in users:
-            assert code.ends_in(function, {"unpromote_ungated"}), f"{function} queues by {name}"
+            assert code.ends_in(function, settles), f"{function} queues by {name}"
 
 
 def test_nobody_else_derives_the_queue_conditions_again() -> None:
@@ -448,5 +450,5 @@ def test_the_events_are_all_there() -> None:
         and node.func.id.startswith("promote")
     }
     events = {f"graph/{module.__name__.rpartition('.')[2]}.py" for module, _, _ in EVENTS}
-    others = {"builds", "upstream", "retire", "demote", "reachability"}
+    others = {"build_failures", "upstream", "retire", "demote", "reachability"}
     assert callers == events | {f"graph/{module}.py" for module in others}

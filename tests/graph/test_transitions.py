@@ -10,16 +10,9 @@ import pytest
 
 from gradient.graph import locks
 from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
-from gradient.graph.builds import (
-    BuildCompleted,
-    BuildFailed,
-    BuildStarted,
-    LoseAssignments,
-    LoseWorker,
-    RetryTransient,
-    ReturnAssignment,
-    StoreBuildOutput,
-)
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.build_outputs import StoreBuildOutput
+from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.can_start import became_fetchable
 from gradient.graph.demote import DemotePath
 from gradient.graph.evaluations import (
@@ -39,6 +32,7 @@ from gradient.graph.moves import BuildChange, Moves
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.record import Record
 from gradient.graph.recovery import recover_interrupted_work
+from gradient.graph.requeue import LoseAssignments, LoseWorker, RetryTransient, ReturnAssignment
 from gradient.graph.transaction import Transaction
 from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import (

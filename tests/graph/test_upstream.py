@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradient.graph.assignments import ClaimBuild
-from gradient.graph.builds import BuildCompleted, BuildFailed
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.builds import BuildCompleted
 from gradient.graph.pg import Connection
 from gradient.graph.upstream import AnswerProbe
 from gradient.model import BuildStatus, EvaluationStatus, FailureKind

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
-from gradient.graph.builds import BuildCompleted, BuildFailed, BuildStarted
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.evaluation_build import AbortBuild, Aborted, Retried, RetryBuild
 from gradient.graph.evaluations import (
     AbortEvaluation,

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from gradient.graph.assignments import ClaimBuild
-from gradient.graph.builds import BuildFailed
+from gradient.graph.build_failures import BuildFailed
 from gradient.graph.evaluations import ParkEvaluation
 from gradient.graph.messages import AddMessage
 from gradient.model import EvaluationStatus, FailureKind, JobKind, MessageLevel

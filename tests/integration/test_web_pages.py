@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gradient.graph.builds import BuildFailed
+from gradient.graph.build_failures import BuildFailed
 from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation
 from gradient.graph.messages import AddMessage
 from gradient.model import CachedSource, EvaluationStatus, FailureKind, MessageLevel, Repository

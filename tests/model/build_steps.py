@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
 from gradient.graph.assignments import ClaimBuild
-from gradient.graph.builds import (
-    BuildCompleted,
-    BuildFailed,
-    BuildStarted,
-    LoseWorker,
-    RetryTransient,
-    ReturnAssignment,
-    StoreBuildOutput,
-)
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.build_outputs import StoreBuildOutput
+from gradient.graph.builds import BuildCompleted, BuildStarted
+from gradient.graph.requeue import LoseWorker, RetryTransient, ReturnAssignment
 from gradient.graph.transaction import Message
 from gradient.model import BuildStatus, FailureKind, JobKind
 from tests.graph.world import hash_part

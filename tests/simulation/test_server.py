@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import attrs
 import pytest
 
-from gradient.graph.builds import RetryTransient
 from gradient.graph.evaluations import AbortEvaluation
 from gradient.graph.failure import RetryLimits
+from gradient.graph.requeue import RetryTransient
 from gradient.graph.transaction import Transaction
 from gradient.model import JOBS_PER_SLOT, BuildStage, BuildStatus, EvaluationStatus, FailureKind, JobKind
 from gradient.wire import messages as wire

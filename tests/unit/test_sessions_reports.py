@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-from gradient.graph.builds import (
-    BuildCompleted,
-    BuildFailed,
-    BuildStarted,
-    ReturnAssignment,
-    StoreBuildOutput,
-)
+from gradient.graph.build_failures import BuildFailed
+from gradient.graph.build_outputs import StoreBuildOutput
+from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.evaluations import (
     EvalFailed,
     EvalStreamCompleted,
@@ -25,6 +21,7 @@ from gradient.graph.evaluations import (
 from gradient.graph.failure import RetryLimits
 from gradient.graph.messages import AddMessage
 from gradient.graph.record import MAX_BATCH, Record
+from gradient.graph.requeue import ReturnAssignment
 from gradient.model import (
     BuildMetrics,
     BuildStage,
