@@ -19,7 +19,8 @@ from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
 from gradient.graph.build_outputs import StoreBuildOutput
 from gradient.graph.builds import BuildCompleted
 from gradient.graph.counters import fold_shared_build_deltas
-from gradient.graph.evaluations import CreateEvaluation, EvalStreamCompleted, EvaluationPhase
+from gradient.graph.evaluation_reports import EvalStreamCompleted, EvaluationPhase
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.moves import Moves
 from gradient.graph.nar import CommitNars, Signed

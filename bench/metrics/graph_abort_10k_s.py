@@ -11,7 +11,7 @@ from bench.graph.evaluation import serving
 from bench.graph.population import State, populate, write_untriggered
 from bench.harness import Figure, Options, Result
 from bench.product import BenchFailed
-from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.pg import Connection, fetch_all
 from gradient.model import BuildStatus, EvaluationStatus
 from tests.graph.world import World

@@ -24,7 +24,7 @@ from gradient.graph.drift import (
     WANTED_DRIFT,
     WANTED_IN_DOUBT,
 )
-from gradient.graph.evaluations import FinishEvaluation
+from gradient.graph.evaluation_end import FinishEvaluation
 from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
 from gradient.graph.reachability import UNNAMED_CLOSURES, pending_orphan_frontier
 from gradient.graph.recounts import (

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.evaluations import fail_evaluation
+from gradient.graph.evaluation_end import fail_evaluation
 from gradient.graph.messages import add_messages
 from gradient.graph.predicates import (
     any_of,

@@ -16,7 +16,8 @@ import attrs
 
 from gradient.graph.counters import recount_evaluations
 from gradient.graph.dependency_failure import repair_dependency_failed
-from gradient.graph.evaluations import abort_jobs, check_evaluation_done, set_status
+from gradient.graph.evaluation_end import abort_jobs, check_evaluation_done
+from gradient.graph.evaluations import set_status
 from gradient.graph.messages import add_messages
 from gradient.graph.moves import BuildChange
 from gradient.graph.need import settle_aborted, update_and_settle_need

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.evaluations import IS_PAST_EVALUATION, check_evaluation_done, fail_evaluation
+from gradient.graph.evaluation_end import IS_PAST_EVALUATION, check_evaluation_done, fail_evaluation
 from gradient.graph.predicates import any_of, blocks_evaluation, live_evaluation
 from gradient.graph.repair import RepairScope, repair_build_graph
 from gradient.graph.statements import Statement

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from gradient.graph.can_start import unpromote_ungated
-from gradient.graph.evaluations import finish_evaluations
+from gradient.graph.evaluation_end import finish_evaluations
 from gradient.graph.need import settle_held, skip_unwanted
 from gradient.graph.pg import Connection
 from gradient.graph.predicates import any_of

@@ -21,7 +21,8 @@ from gradient.graph.assignments import (
 )
 from gradient.graph.can_start import unpromote_ungated
 from gradient.graph.dependency_failure import cascade_dependency_failed
-from gradient.graph.evaluations import lose_evaluations, requeue_evaluation
+from gradient.graph.evaluation_end import lose_evaluations
+from gradient.graph.evaluations import requeue_evaluation
 from gradient.graph.failure import MAX_DOUBLINGS, RetryLimits, backoff_secs
 from gradient.graph.moves import BuildChange
 from gradient.graph.need import need_after, settle_held, skip_unwanted

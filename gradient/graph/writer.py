@@ -21,7 +21,7 @@ import attrs
 import structlog
 import trio
 
-from gradient.graph.evaluations import finish_evaluations
+from gradient.graph.evaluation_end import finish_evaluations
 from gradient.graph.joint import in_groups
 from gradient.graph.moves import Moves
 from gradient.graph.pg import Connection, fetch_value

@@ -26,7 +26,8 @@ from gradient.graph.candidate_reads import (
 )
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.drv_recovery import RecoverDrv
-from gradient.graph.evaluations import AbortEvaluation, FinishEvaluation, ParkEvaluation, UnparkEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation, FinishEvaluation
+from gradient.graph.evaluations import ParkEvaluation, UnparkEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.heal import Repair
 from gradient.graph.moves import Moves

@@ -16,11 +16,11 @@ import attrs
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.build_outputs import StoreBuildOutput
 from gradient.graph.builds import BuildCompleted, BuildStarted
-from gradient.graph.evaluations import (
+from gradient.graph.evaluation_end import FailEvaluation
+from gradient.graph.evaluation_reports import (
     EvalFailed,
     EvalStreamCompleted,
     EvaluationPhase,
-    FailEvaluation,
     StoreEvalStats,
     StoreFetchResult,
 )

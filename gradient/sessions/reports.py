@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from gradient.graph.build_failures import BuildFailed
-from gradient.graph.evaluations import FailEvaluation
+from gradient.graph.evaluation_end import FailEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.pg_errors import is_content_error
 from gradient.graph.record import MAX_BATCH, Recorded

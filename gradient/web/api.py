@@ -8,7 +8,8 @@ from typing import Any, Final
 from quart import Response, request
 
 from gradient.graph import page_reads
-from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.page_reads import BuildRow
 from gradient.graph.promises import promised_paths
 from gradient.model import CachedSource, Repository, WalkMode

@@ -8,8 +8,8 @@ import pytest
 from gradient.graph import page_reads
 from gradient.graph.builds import BuildStarted
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
+from gradient.graph.evaluation_end import FailEvaluation
 from gradient.graph.evaluation_gc import CollectEvaluations
-from gradient.graph.evaluations import FailEvaluation
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
 from gradient.model import BuildStatus, EntryPoint, EvaluationStatus

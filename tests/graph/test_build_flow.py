@@ -9,7 +9,9 @@ import pytest
 from gradient.graph.assignments import ClaimEvaluation
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.builds import BuildStarted
-from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, EvaluationPhase, ParkEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
+from gradient.graph.evaluation_reports import EvaluationPhase
+from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
 from gradient.graph.requeue import LoseAssignments, RetryTransient

@@ -9,8 +9,9 @@ import attrs
 import pytest
 
 from gradient.graph.derivation_gc import CollectDerivations, orphan_derivations
+from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.evaluation_gc import CollectEvaluations, expired_evaluations
-from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.path_gc import Ages, CollectPaths, unneeded_paths
 from gradient.graph.pg import Connection
 from gradient.graph.promises import PromiseDerivations, PromisePaths

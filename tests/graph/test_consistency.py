@@ -16,7 +16,7 @@ from gradient.graph import consistency
 from gradient.graph.builds import BuildCompleted
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.counters import fold_shared_build_deltas
-from gradient.graph.evaluations import AbortEvaluation, FailEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation, FailEvaluation
 from gradient.graph.moves import Moves
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection

@@ -14,7 +14,7 @@ from gradient.graph.counters import (
     fold_shared_build_deltas,
     recount_evaluations,
 )
-from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.pg import Connection, fetch_all, fetch_value
 from gradient.graph.requeue import LoseWorker
 from gradient.graph.transaction import Transaction

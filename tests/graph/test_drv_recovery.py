@@ -8,7 +8,8 @@ import pytest
 
 from gradient.graph.demote import DemoteMissingNar
 from gradient.graph.drv_recovery import RecoverDrv
-from gradient.graph.evaluations import AbortEvaluation, FailEvaluation, ParkEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation, FailEvaluation
+from gradient.graph.evaluations import ParkEvaluation
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.model import BuildStatus, EvaluationStatus

@@ -10,7 +10,8 @@ from gradient.graph.build_failures import BuildFailed
 from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.demote import DemotePath
 from gradient.graph.evaluation_build import Aborted, BuildRefused, Refusal, Retried
-from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, FailEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation, FailEvaluation
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record

@@ -13,7 +13,9 @@ import trio
 import trio.testing
 
 from gradient.graph.assignments import ClaimEvaluation
-from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation, EvaluationPhase, FailEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation, FailEvaluation
+from gradient.graph.evaluation_reports import EvaluationPhase
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection
 from gradient.graph.pg_pool import Pool

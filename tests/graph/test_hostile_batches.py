@@ -12,7 +12,8 @@ import trio
 from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.build_outputs import StoreBuildOutput
-from gradient.graph.evaluations import CreateEvaluation, EvalStreamCompleted, EvaluationPhase, StoreEvalStats
+from gradient.graph.evaluation_reports import EvalStreamCompleted, EvaluationPhase, StoreEvalStats
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.messages import MAX_MESSAGES, AddMessage
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection, fetch_all, fetch_value

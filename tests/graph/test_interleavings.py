@@ -19,7 +19,8 @@ from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.demote import DemotePath
 from gradient.graph.evaluation_build import AbortBuild, RetryBuild
-from gradient.graph.evaluations import AbortEvaluation, EvalStreamCompleted, finish_evaluations
+from gradient.graph.evaluation_end import AbortEvaluation, finish_evaluations
+from gradient.graph.evaluation_reports import EvalStreamCompleted
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.record import Record

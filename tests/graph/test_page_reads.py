@@ -8,7 +8,7 @@ import pytest
 
 from gradient.graph import access, cache_reads, log_reads, page_reads
 from gradient.graph.build_failures import BuildFailed
-from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.failure_causes import failure_causes
 from gradient.graph.messages import AddMessage
 from gradient.graph.pg import Connection, execute

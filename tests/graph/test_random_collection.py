@@ -14,8 +14,8 @@ from gradient.graph.build_failures import BuildFailed
 from gradient.graph.consistency import graph_consistency_report
 from gradient.graph.demote import DemoteMissingNar, unwalk_unsourced
 from gradient.graph.derivation_gc import CollectDerivations
+from gradient.graph.evaluation_end import FinishEvaluation
 from gradient.graph.evaluation_gc import CollectEvaluations
-from gradient.graph.evaluations import FinishEvaluation
 from gradient.graph.pg import Connection
 from gradient.graph.retire import retire_cached_paths
 from gradient.graph.transaction import Transaction

@@ -18,13 +18,9 @@ from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
 from gradient.graph.evaluation_build import BuildRefused, Refusal
-from gradient.graph.evaluations import (
-    EvalFailed,
-    EvalStreamCompleted,
-    FailEvaluation,
-    FinishEvaluation,
-    UnparkEvaluation,
-)
+from gradient.graph.evaluation_end import FailEvaluation, FinishEvaluation
+from gradient.graph.evaluation_reports import EvalFailed, EvalStreamCompleted
+from gradient.graph.evaluations import UnparkEvaluation
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record

@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import pytest
 
-from gradient.graph.evaluations import AbortEvaluation, EvalFailed
+from gradient.graph.evaluation_end import AbortEvaluation
+from gradient.graph.evaluation_reports import EvalFailed
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.record import Record

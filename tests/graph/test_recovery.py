@@ -8,7 +8,8 @@ import pytest
 
 from gradient.graph.assignments import ClaimEvaluation
 from gradient.graph.builds import BuildCompleted
-from gradient.graph.evaluations import CreateEvaluation, EvaluationPhase, ParkEvaluation
+from gradient.graph.evaluation_reports import EvaluationPhase
+from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.recovery import Recovered, recover_interrupted_work
 from gradient.model import (

@@ -10,7 +10,8 @@ import pytest
 from gradient.graph import repair
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.demote import DemoteMissingNar
-from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record

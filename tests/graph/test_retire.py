@@ -10,7 +10,7 @@ import pytest
 
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.demote import DemoteCacheClaim, DemoteMissingNar, DemotePath
-from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection

@@ -15,17 +15,9 @@ from gradient.graph.build_outputs import StoreBuildOutput
 from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.can_start import became_fetchable
 from gradient.graph.demote import DemotePath
-from gradient.graph.evaluations import (
-    AbortEvaluation,
-    CreateEvaluation,
-    EvalFailed,
-    EvalStreamCompleted,
-    EvaluationPhase,
-    FailEvaluation,
-    FinishEvaluation,
-    ParkEvaluation,
-    UnparkEvaluation,
-)
+from gradient.graph.evaluation_end import AbortEvaluation, FailEvaluation, FinishEvaluation
+from gradient.graph.evaluation_reports import EvalFailed, EvalStreamCompleted, EvaluationPhase
+from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation, UnparkEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.messages import AddMessage
 from gradient.graph.moves import BuildChange, Moves

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from gradient.graph import writer as writer_module
-from gradient.graph.evaluations import finish_evaluations
+from gradient.graph.evaluation_end import finish_evaluations
 from gradient.graph.moves import Moves
 from gradient.graph.pg import Connection, execute, fetch_all, fetch_value
 from gradient.graph.pg_errors import DATABASE_ERRORS

@@ -15,13 +15,9 @@ from gradient.graph.assignments import ClaimBuild, ClaimEvaluation
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.builds import BuildCompleted, BuildStarted
 from gradient.graph.evaluation_build import AbortBuild, Aborted, Retried, RetryBuild
-from gradient.graph.evaluations import (
-    AbortEvaluation,
-    CreateEvaluation,
-    EvalStreamCompleted,
-    EvaluationPhase,
-    finish_evaluations,
-)
+from gradient.graph.evaluation_end import AbortEvaluation, finish_evaluations
+from gradient.graph.evaluation_reports import EvalStreamCompleted, EvaluationPhase
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.moves import Moves
 from gradient.graph.nar import CommitNars, Signed

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from gradient.graph.evaluations import CreateEvaluation, FailEvaluation
+from gradient.graph.evaluation_end import FailEvaluation
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection, fetch_value
 from gradient.graph.pg_pool import Pool

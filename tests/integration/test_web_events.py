@@ -13,7 +13,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gradient.graph.builds import BuildCompleted
-from gradient.graph.evaluations import AbortEvaluation, ParkEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
+from gradient.graph.evaluations import ParkEvaluation
 from gradient.graph.messages import AddMessage
 from gradient.http.client import Download
 from gradient.model import EvaluationStatus, MessageLevel

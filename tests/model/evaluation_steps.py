@@ -12,16 +12,9 @@ from hypothesis.stateful import precondition
 from psycopg.errors import UniqueViolation
 
 from gradient.graph.assignments import ClaimEvaluation
-from gradient.graph.evaluations import (
-    AbortEvaluation,
-    CreateEvaluation,
-    EvalFailed,
-    EvalStreamCompleted,
-    EvaluationPhase,
-    FailEvaluation,
-    FinishEvaluation,
-    UnparkEvaluation,
-)
+from gradient.graph.evaluation_end import AbortEvaluation, FailEvaluation, FinishEvaluation
+from gradient.graph.evaluation_reports import EvalFailed, EvalStreamCompleted, EvaluationPhase
+from gradient.graph.evaluations import CreateEvaluation, UnparkEvaluation
 from gradient.graph.record import Record
 from gradient.graph.transaction import Rejected
 from gradient.model import (

@@ -14,7 +14,7 @@ from typing import TypeVar
 import attrs
 from psycopg import Rollback
 
-from gradient.graph.evaluations import finish_evaluations
+from gradient.graph.evaluation_end import finish_evaluations
 from gradient.graph.moves import Moves
 from gradient.graph.pg import Connection
 from gradient.graph.transaction import Message, Transaction, graph_transaction

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition
 
 from gradient.graph.counters import fold_shared_build_deltas, recount_evaluations
-from gradient.graph.evaluations import EvalFailed
+from gradient.graph.evaluation_reports import EvalFailed
 from gradient.graph.moves import Moves
 from gradient.graph.recovery import recover_interrupted_work
 from gradient.model import BuildStatus, FailureKind, JobKind

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradient.graph.assignments import ClaimEvaluation
-from gradient.graph.evaluations import CreateEvaluation, EvalStreamCompleted, EvaluationPhase
+from gradient.graph.evaluation_reports import EvalStreamCompleted, EvaluationPhase
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.nar import CommitNars
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record

@@ -14,7 +14,8 @@ import trio
 
 from gradient.graph.assignments import ClaimBuild
 from gradient.graph.demote import DemoteMissingNar
-from gradient.graph.evaluations import AbortEvaluation, CreateEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
+from gradient.graph.evaluations import CreateEvaluation
 from gradient.graph.heal import Repair
 from gradient.graph.pg import Connection
 from gradient.graph.pg_pool import Pool

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import attrs
 import pytest
 
-from gradient.graph.evaluations import AbortEvaluation
+from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.failure import RetryLimits
 from gradient.graph.requeue import RetryTransient
 from gradient.graph.transaction import Transaction

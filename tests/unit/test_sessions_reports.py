@@ -10,11 +10,11 @@ import pytest
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.build_outputs import StoreBuildOutput
 from gradient.graph.builds import BuildCompleted, BuildStarted
-from gradient.graph.evaluations import (
+from gradient.graph.evaluation_end import FailEvaluation
+from gradient.graph.evaluation_reports import (
     EvalFailed,
     EvalStreamCompleted,
     EvaluationPhase,
-    FailEvaluation,
     StoreEvalStats,
     StoreFetchResult,
 )
