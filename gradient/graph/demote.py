@@ -44,7 +44,7 @@ UNSOURCED: Final = Statement(
         WHERE b.derivation = s.derivation AND NOT ({any_of("b.status", BUILDER_STATUSES)} AND b.wanted)
         OFFSET 0
     ) idle
-    WHERE s.hash = ANY(%(hashes)s)
+    WHERE s.hash = ANY(%(sources)s)
       AND NOT EXISTS (SELECT FROM cached_path p WHERE p.hash = s.hash AND p.file_hash IS NOT NULL
                       OFFSET 0)
     """,
@@ -131,7 +131,7 @@ async def heal_missing_inputs(
 async def unwalk_unsourced(tx: Transaction, hashes: Collection[str]) -> None:
     """Let the next walk bring the input sources among these that are lost, with what needs them."""
     if hashes:
-        await unwalk_derivations(tx, await tx.ids(UNSOURCED, hashes=sorted(hashes)))
+        await unwalk_derivations(tx, await tx.ids(UNSOURCED, sources=sorted(hashes)))
 
 
 async def _produced(tx: Transaction, hashes: Collection[str]) -> set[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import md5
 from typing import Any, Final
 
 from gradient.graph.pg import Connection, fetch_all
@@ -120,6 +121,7 @@ def fixed(many: int) -> dict[str, Any]:
         "subtypes": ["html"] * many,
         "paths": ["/nix/store/x"] * many,
         "packages": ["package"] * many,
+        "sources": [md5(f"source{i}".encode(), usedforsecurity=False).hexdigest() for i in ids],
         "outputs": ["out"] * many,
         "attrs": [f"packages.x86_64-linux.new{i}" for i in ids],
         "messages": [f"message {i}" for i in ids],
