@@ -139,12 +139,15 @@ def run(mutations: Sequence[Mutation], jobs: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 when every fault was caught."""
+    """0 when every fault was caught, 2 when none could be tried."""
     parser = argparse.ArgumentParser(prog="scripts/mutate", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("words", nargs="*", help="only the faults with one of these in their name")
     parser.add_argument("--jobs", type=int, default=2, help="faults at a time (2)")
     options = parser.parse_args(arguments)
     mutations = [m for m in read_mutations() if not options.words or any(w in m.what for w in options.words)]
+    if not mutations:  # pytest without a name would run everything
+        print(f"no fault has {' or '.join(options.words)} in its name: {LIST.relative_to(ROOT)} has them all")
+        return 2
     if failure := healthy(mutations):
         print(f"the tests fail without a fault:\n{failure}")
         return 2

@@ -19,7 +19,7 @@ from gradient.cli.progress import FAILED, Happening, Moved, Progress
 from gradient.cli.text import TAIL_LINES, Tail
 from gradient.nursery.backoff import Backoff
 
-# The server sends a blank line at least every 15 s; this long without one, the connection is dead.
+# The server sends a blank line at least every 10 s; this long without one, the connection is dead.
 SILENCE: Final = 45.0  # seconds
 # How long a server may be away, for a restart, before we stop waiting for it.
 AWAY_LIMIT: Final = 60.0  # seconds

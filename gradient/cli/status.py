@@ -55,15 +55,16 @@ def status_lines(now: dict[str, Any]) -> Iterator[str]:
         f"{queue['created']} waiting for dependencies"
     )
     for worker in now["workers"]:
-        running = len(worker["running"])
-        busy = f"{count(running, 'job')} running" if running else "idle"
+        running = [clean(job["name"]) for job in worker["running"]]
+        busy = f"{count(len(running), 'job')} running: {', '.join(running)}" if running else "idle"
         yield f"worker {clean(worker['name'])}: {', '.join(worker['architectures'])}; {busy}"
     if not now["workers"]:
         yield "no worker is connected"
     for evaluation in now["evaluations"]:
         waiting = evaluation["waiting"]
         why = f": {clean(waiting['words'])}" if waiting else ""
-        yield f"evaluation {evaluation['evaluation']}: {evaluation['status']}{why}"
+        of = " ".join(clean(evaluation["repository"] or evaluation["comment"] or "a source").split())
+        yield f"evaluation {evaluation['evaluation']} of {of}: {evaluation['status']}{why}"
     for name, child in now["children"].items():
         if child["state"] == "backing off":
             yield f"{name} is restarting: {clean(str(child['last_error']))}"

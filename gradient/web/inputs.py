@@ -63,7 +63,7 @@ class Fields:
         """Nothing else may be there: a misspelt field must not be passed over."""
         if self._fields:
             names = ", ".join(f"`{self._where}{name}`" for name in sorted(self._fields))
-            raise BadRequest(f"unknown: {names}"[:500])
+            raise BadRequest(f"unknown fields: {names}"[:500])
 
     def _of(self, name: str, kind: type, what: str) -> Any:
         value = self._fields.pop(name, None)

@@ -65,6 +65,11 @@ def names_in(tree: ast.AST) -> set[str]:
     return found
 
 
+def test_the_list_of_modules_has_every_module() -> None:
+    names = {f"{module.name}.py" for module in pkgutil.iter_modules(gradient.graph.__path__)}
+    assert set(re.findall(r"\w+\.py", gradient.graph.__doc__ or "")) == names
+
+
 # --- the need -------------------------------------------------------------------------------------
 
 

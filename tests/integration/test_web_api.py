@@ -108,8 +108,8 @@ async def test_an_evaluation_of_an_uploaded_source(web: Web) -> None:
         ({"repository": {"url": "git+https://example.org/x#attr"}}, "fragment"),
         ({"repository": {"url": "nonsense://example.org"}}, "nonsense"),
         ({"repository": {**REPOSITORY, "commit": "abc"}}, "full commit id"),
-        ({"repository": {**REPOSITORY, "ref": "main"}}, "unknown: `repository.ref`"),
-        ({"repository": REPOSITORY, "wildcard": ["x"]}, "unknown: `wildcard`"),
+        ({"repository": {**REPOSITORY, "ref": "main"}}, "unknown fields: `repository.ref`"),
+        ({"repository": REPOSITORY, "wildcard": ["x"]}, "unknown fields: `wildcard`"),
         ({"repository": REPOSITORY, "wildcards": ['packages."x']}, "packages"),
         ({"source": {"store_path": "/etc/passwd"}}, "no store path"),
         ({"source": {"store_path": store_path("s"), "dir": "../up"}}, "below the source"),
@@ -156,7 +156,7 @@ async def test_what_is_not_there(web: Web, method: str, path: str, status: int) 
 async def test_aborting(web: Web) -> None:
     evaluation = await web.world.evaluation()
     path = f"/api/v1/evaluations/{evaluation}/abort"
-    assert await web.call("POST", path, {"x": 1}) == (400, {"error": "unknown: `x`"})
+    assert await web.call("POST", path, {"x": 1}) == (400, {"error": "unknown fields: `x`"})
     assert await web.call("POST", path) == (202, {"evaluation": evaluation, "aborted": True})
     _, shown = await web.call("GET", f"/api/v1/evaluations/{evaluation}")
     assert shown["status"] == "Aborted"

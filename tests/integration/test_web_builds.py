@@ -57,9 +57,14 @@ async def test_whoever_acts_twice_is_told_twice(web: Web) -> None:
         ("retry", None, 409, "bad is Queued"),
         ("abort", {"evaluation": 99}, 404, "no build"),
         ("abort", {"evaluation": "x"}, 400, "`evaluation` must be a whole number"),
-        ("abort", {"build": 1}, 400, "unknown: `build`"),
-        ("abort", {"half\ud83d\n": 1}, 400, "unknown: `half\N{REPLACEMENT CHARACTER} `"),
-        ("retry", {"\x1b[2J\0": 1}, 400, "unknown: `\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}`"),
+        ("abort", {"build": 1}, 400, "unknown fields: `build`"),
+        ("abort", {"half\ud83d\n": 1}, 400, "unknown fields: `half\N{REPLACEMENT CHARACTER} `"),
+        (
+            "retry",
+            {"\x1b[2J\0": 1},
+            400,
+            "unknown fields: `\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}`",
+        ),
         ("abort", [], 400, "must be a JSON object"),
     ],
 )

@@ -431,11 +431,14 @@ def test_log_of_nothing(name: str, code: int, part: str) -> None:
 
 
 def test_status() -> None:
-    worker = {"id": "x", "name": "host", "architectures": ["x86_64-linux"], "features": [], "running": [{}]}
+    job = {"job": "build:7", "kind": "build", "name": "hello-2.12", "since": None}
+    worker = {"id": "x", "name": "host", "architectures": ["x86_64-linux"], "features": [], "running": [job]}
     waiting = {"reason": {"kind": "workers"}, "words": "waits for a worker", "since": None}
     now = {
         "workers": [worker],
-        "evaluations": [{"evaluation": 7, "status": "Waiting", "waiting": waiting}],
+        "evaluations": [
+            {"evaluation": 7, "status": "Waiting", "waiting": waiting, "repository": None, "comment": "hello"}
+        ],
         "queue": {"queued": 2, "building": 1, "created": 3},
         "children": {
             "resync": {"state": "backing off", "last_error": "gone", "last_ok": None, "restarts": 1}
@@ -447,8 +450,8 @@ def test_status() -> None:
     assert told.stdout.splitlines() == [
         f"Gradient 9 at {server.url}",
         "1 build running, 2 queued, 3 waiting for dependencies",
-        "worker host: x86_64-linux; 1 job running",
-        "evaluation 7: Waiting: waits for a worker",
+        "worker host: x86_64-linux; 1 job running: hello-2.12",
+        "evaluation 7 of hello: Waiting: waits for a worker",
         "resync is restarting: gone",
     ]
     assert ran.json["queue"] == now["queue"]

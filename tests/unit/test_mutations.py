@@ -6,10 +6,12 @@ import inspect
 import re
 from collections import Counter
 
+import pytest
+
 from gradient.graph import predicates
 from gradient.graph.statements import all_statements
 from tests.graph.test_structure import demanding_the_lock
-from tests.mutate import ROOT, read_mutations
+from tests.mutate import ROOT, main, read_mutations
 
 MUTATIONS = read_mutations()
 # What moves the need, the queue, names, verdicts and locks by the seed's rules; what writes a counter or a
@@ -40,6 +42,11 @@ SPREADING = {
 }
 MAINTAINED = "unwalked_inputs|missing_runtime_deps|fetchable|blocking_deps|wanted"
 WRITES = re.compile(rf"UPDATE derivation\w* \w+\s+SET ([^;]*?,\s+)?({MAINTAINED}) = ", re.DOTALL)
+
+
+def test_a_word_that_no_fault_has_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["no such fault"]) == 2
+    assert "no fault has no such fault in its name" in capsys.readouterr().out
 
 
 def test_every_fault_can_be_made() -> None:

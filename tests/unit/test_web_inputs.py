@@ -44,7 +44,7 @@ def test_fields_of_every_kind() -> None:
         ({"a": [1]}, lambda f: f.texts("a"), "`a` must be a list of strings"),
         ({"a": []}, lambda f: f.object("a"), "a must be a JSON object"),
         ({"a": {"b": 1}}, lambda f: f.object("a").text("b"), "`a.b` must be a string"),
-        ({"a": 1, "c": 2}, lambda f: f.end(), "unknown: `a`, `c`"),
+        ({"a": 1, "c": 2}, lambda f: f.end(), "unknown fields: `a`, `c`"),
     ],
 )
 def test_a_fault_is_named(value: Any, take: Callable[[Any], object], words: str) -> None:
