@@ -195,6 +195,9 @@ async def looked_through(graphs: Graphs, statements: tuple[Statement, ...]) -> l
 async def test_no_statement_goes_through_a_set_for_each_row(
     bounded: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async with await Connection.connect(bounded.small) as connection:
+        if await fetch_value(connection, "SELECT current_setting('server_version_num')::integer") < 170_000:
+            pytest.skip("EXPLAIN does not tell a set from a look before PostgreSQL 17")
     assert await looked_through(bounded, all_statements()) == []
     monkeypatch.setattr("gradient.graph.statements._REGISTRY", {})
     bad = Statement(
