@@ -27,17 +27,9 @@ async def world(connection: Connection) -> World:
     return world
 
 
-async def building(world: World, graph: dict[str, list[str]], *entries: str) -> int:
-    """An evaluation of `graph` whose stream has ended."""
-    evaluation = await world.evaluation()
-    await world.record(evaluation, graph, entries=entries)
-    await world.end_stream(evaluation)
-    return evaluation
-
-
 async def ended(world: World, graph: dict[str, list[str]], *entries: str) -> int:
     """One that has failed, and wants its closure still."""
-    evaluation = await building(world, graph, *entries)
+    evaluation = await world.building(graph, *entries)
     await world.apply(FailEvaluation(evaluation, "test", "over"))
     return evaluation
 
@@ -70,7 +62,7 @@ async def settled(world: World) -> None:
 
 async def test_what_only_an_ended_evaluation_wants_is_stopped_and_stays_so(world: World) -> None:
     await ended(world, CHAIN, "top")
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await world.start("bad")
     await world.abort(evaluation)
     assert set((await world.statuses()).values()) == {B.ABORTED}
@@ -85,7 +77,7 @@ async def test_what_only_an_ended_evaluation_wants_is_stopped_and_stays_so(world
 
 async def test_whoever_asks_anew_gets_all_of_it(world: World) -> None:
     await ended(world, CHAIN, "top")
-    await world.abort(await building(world, CHAIN, "top"))
+    await world.abort(await world.building(CHAIN, "top"))
     third = await pruned(world, "top")
     await world.end_stream(third)
     await world.check()
@@ -98,7 +90,7 @@ async def test_whoever_asks_anew_gets_all_of_it(world: World) -> None:
 async def test_what_is_wanted_on_two_ways_is_held_on_both(world: World) -> None:
     """`bad` is an entry point of the ended one, so it is wanted though nothing above it is built."""
     await ended(world, CHAIN, "top", "bad")
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await world.abort(evaluation)
     assert await marked(world, evaluation) == {"top", "bad"}
     await settled(world)
@@ -111,7 +103,7 @@ async def test_what_is_wanted_on_two_ways_is_held_on_both(world: World) -> None:
 async def test_what_a_live_one_wants_below_its_names_goes_on(world: World) -> None:
     """Its walk has stopped at `top`: it names nothing else, and wants all of it."""
     await ended(world, CHAIN, "top")
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await pruned(world, "top")
     await world.start("bad")
     before = await world.statuses()
@@ -124,7 +116,7 @@ async def test_what_a_live_one_wants_below_its_names_goes_on(world: World) -> No
 async def test_what_a_live_one_names_goes_on(world: World) -> None:
     """It has no use for it, or does not know yet that it has: an abort would not hold, and fail it."""
     await ended(world, {"tool": []}, "tool")
-    evaluation = await building(world, {"tool": []}, "tool")
+    evaluation = await world.building({"tool": []}, "tool")
     other = await world.evaluation()
     await world.commit(nar(out("held")))
     await world.record(other, {"held": ["tool"]}, entries=["held"])
@@ -140,8 +132,8 @@ async def test_what_a_live_one_names_goes_on(world: World) -> None:
 
 async def test_a_live_one_keeps_what_it_wants_and_no_more(world: World) -> None:
     await ended(world, {**CHAIN, "alone": []}, "top", "alone")
-    evaluation = await building(world, {**CHAIN, "alone": []}, "top", "alone")
-    other = await building(world, {"good": []}, "good")
+    evaluation = await world.building({**CHAIN, "alone": []}, "top", "alone")
+    other = await world.building({"good": []}, "good")
     await world.start("alone")
     await world.abort(evaluation)
     assert await world.statuses() == {
@@ -172,7 +164,7 @@ async def test_what_runs_below_without_a_name_is_stopped_too(world: World) -> No
 
 async def test_a_retry_takes_up_all_of_an_aborted_evaluation(world: World) -> None:
     await ended(world, CHAIN, "top", "bad")
-    evaluation = await building(world, {**CHAIN, "x": []}, "top", "x")
+    evaluation = await world.building({**CHAIN, "x": []}, "top", "x")
     await world.abort(evaluation)
     await world.retry_build("x", evaluation)
     assert await marked(world, evaluation) == set()
@@ -184,7 +176,7 @@ async def test_a_retry_takes_up_all_of_an_aborted_evaluation(world: World) -> No
 
 
 async def test_also_what_was_aborted_by_itself_before(world: World) -> None:
-    evaluation = await building(world, {"a": [], "b": []}, "a", "b")
+    evaluation = await world.building({"a": [], "b": []}, "a", "b")
     await world.abort_build("a")
     await world.abort(evaluation)
     await world.retry_build("b")
@@ -194,13 +186,13 @@ async def test_also_what_was_aborted_by_itself_before(world: World) -> None:
 
 async def test_the_abort_of_one_that_has_ended_fails_nobody_who_has_no_use_for_it(world: World) -> None:
     first = await ended(world, {"tool": []}, "tool")
-    evaluation = await building(world, {"tool": []}, "tool")
+    evaluation = await world.building({"tool": []}, "tool")
     await world.abort(evaluation)
     assert await marked(world, evaluation) == {"tool"}
     await world.apply(CollectEvaluations((first,)))
     await settled(world)
     await world.commit(nar(out("held")))
-    third = await building(world, {"held": ["tool"], "x": []}, "held", "x")
+    third = await world.building({"held": ["tool"], "x": []}, "held", "x")
     assert await world.status("tool") is B.SKIPPED
     await world.build("x")
     assert await world.evaluation_status(third) is E.COMPLETED
@@ -208,10 +200,10 @@ async def test_the_abort_of_one_that_has_ended_fails_nobody_who_has_no_use_for_i
 
 
 async def test_but_the_abort_for_a_live_one_is_its_failure(world: World) -> None:
-    evaluation = await building(world, {"tool": [], "y": []}, "tool", "y")
+    evaluation = await world.building({"tool": [], "y": []}, "tool", "y")
     await world.abort_build("tool")
     await world.commit(nar(out("held")))
-    await building(world, {"held": ["tool"]}, "held")
+    await world.building({"held": ["tool"]}, "held")
     assert await world.status("tool") is B.ABORTED
     await world.build("y")
     assert await world.evaluation_status(evaluation) is E.FAILED
@@ -220,8 +212,8 @@ async def test_but_the_abort_for_a_live_one_is_its_failure(world: World) -> None
 
 async def test_its_counters_are_those_of_its_end(world: World) -> None:
     """What the abort ended has failed; what goes on for another one is still to come."""
-    await building(world, {"shared": []}, "shared")
-    evaluation = await building(world, {**CHAIN, "shared": []}, "top", "shared")
+    await world.building({"shared": []}, "shared")
+    evaluation = await world.building({**CHAIN, "shared": []}, "top", "shared")
     for name in ("bad", "shared"):
         await world.apply(BuildStarted(await world.claim(name)))
     await world.abort(evaluation)

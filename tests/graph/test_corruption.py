@@ -15,7 +15,7 @@ from gradient.graph.consistency import ConsistencyReport, graph_consistency_repo
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.transaction import Message
 from gradient.model import BuildStatus, EvaluationStatus
-from tests.graph.world import World, nar, out
+from tests.graph.world import COUNTERS, World, nar, out
 
 T = TypeVar("T")
 S = BuildStatus
@@ -42,15 +42,6 @@ BUILDS = """
     FROM derivation d JOIN derivation_build b ON b.derivation = d.id ORDER BY d.id
 """
 NAMES = "SELECT evaluation, derivation FROM build_job ORDER BY evaluation, derivation"
-COUNTERS = """
-    SELECT v.id, v.status, v.named_shared_builds + coalesce(sum(l.named), 0),
-           v.active_shared_builds + coalesce(sum(l.active), 0),
-           v.failed_shared_builds + coalesce(sum(l.failed), 0),
-           v.queued_shared_builds + coalesce(sum(l.queued), 0),
-           v.building_shared_builds + coalesce(sum(l.building), 0)
-    FROM evaluation v LEFT JOIN evaluation_shared_build_delta l ON l.evaluation = v.id
-    GROUP BY v.id ORDER BY v.id
-"""
 
 
 @attrs.frozen

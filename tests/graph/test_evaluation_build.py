@@ -41,14 +41,6 @@ async def world(connection: Connection) -> World:
     return world
 
 
-async def building(world: World, graph: dict[str, list[str]], *entries: str) -> int:
-    """An evaluation of `graph` whose stream has ended."""
-    evaluation = await world.evaluation()
-    await world.record(evaluation, graph, entries=entries)
-    await world.end_stream(evaluation)
-    return evaluation
-
-
 async def pruned(world: World, *entries: str) -> int:
     """A running evaluation that has named nothing but entry points which the graph knows."""
     evaluation = await world.evaluation()
@@ -95,7 +87,7 @@ def refused(refusal: Refusal) -> pytest.RaisesExc[BuildRefused]:
 
 
 async def test_an_abort_stops_the_build_and_fails_what_wants_it(world: World) -> None:
-    evaluation = await building(world, {**CHAIN, "other": []}, "top", "other")
+    evaluation = await world.building({**CHAIN, "other": []}, "top", "other")
     await world.start("bad")
     answer = await world.abort_build("bad")
     assert answer == Aborted(evaluation, (await world.id("mid"), await world.id("top")))
@@ -117,7 +109,7 @@ async def test_an_abort_stops_the_build_and_fails_what_wants_it(world: World) ->
 
 
 async def test_an_abort_of_a_waiting_build_tells_no_worker(world: World) -> None:
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await world.abort_build("mid", evaluation)
     assert world.moves.aborts == []
     assert await world.statuses() == {
@@ -131,7 +123,7 @@ async def test_an_abort_of_a_waiting_build_tells_no_worker(world: World) -> None
 
 
 async def test_an_aborted_entry_point_wants_nothing(world: World) -> None:
-    await building(world, {"a": ["b"], "b": [], "c": []}, "a", "c")
+    await world.building({"a": ["b"], "b": [], "c": []}, "a", "c")
     await world.abort_build("a")
     assert not await wanted(world, "a")
     assert await world.status("b") is B.SKIPPED
@@ -157,7 +149,7 @@ async def test_while_an_evaluation_is_still_evaluating(world: World) -> None:
 
 @pytest.mark.parametrize("status", sorted(set(BuildStatus) - ABORTABLE))
 async def test_only_what_has_not_ended_is_aborted(world: World, status: BuildStatus) -> None:
-    await building(world, CHAIN, "top")
+    await world.building(CHAIN, "top")
     await set_status(world, "mid", status)
     with refused(Refusal.WRONG_STATUS):
         await world.abort_build("mid")
@@ -165,8 +157,8 @@ async def test_only_what_has_not_ended_is_aborted(world: World, status: BuildSta
 
 
 async def test_an_abort_needs_a_running_evaluation(world: World) -> None:
-    first = await building(world, CHAIN, "top")
-    second = await building(world, CHAIN, "top")
+    first = await world.building(CHAIN, "top")
+    second = await world.building(CHAIN, "top")
     await world.apply(AbortEvaluation(first, "by a person"))
     with refused(Refusal.EVALUATION_FINISHED):
         await world.abort_build("bad", first)
@@ -176,8 +168,8 @@ async def test_an_abort_needs_a_running_evaluation(world: World) -> None:
 
 
 async def test_what_another_live_evaluation_names_is_not_aborted(world: World) -> None:
-    first = await building(world, CHAIN, "top")
-    second = await building(world, {"bad": []}, "bad")
+    first = await world.building(CHAIN, "top")
+    second = await world.building({"bad": []}, "bad")
     for evaluation in (first, second, None):
         with refused(Refusal.NEEDED_BY_OTHER_EVALUATION):
             await world.abort_build("bad", evaluation)
@@ -191,7 +183,7 @@ async def test_what_another_live_evaluation_names_is_not_aborted(world: World) -
 
 async def test_nor_what_stands_below_a_name_where_the_walk_stopped(world: World) -> None:
     """Nothing is left of a refused abort, though it is found out after the dependents."""
-    first = await building(world, CHAIN, "top")
+    first = await world.building(CHAIN, "top")
     await pruned(world, "top")
     before = await world.statuses()
     with refused(Refusal.NEEDED_BY_OTHER_EVALUATION):
@@ -203,9 +195,9 @@ async def test_an_ended_evaluation_keeps_nobody_from_aborting_nor_does_it_bring_
     world: World,
 ) -> None:
     """A Failed evaluation still wants its closure, and what is not in the other's closure does not fail."""
-    first = await building(world, {"top": ["x"], "x": ["y"], "y": []}, "top")
+    first = await world.building({"top": ["x"], "x": ["y"], "y": []}, "top")
     await world.apply(FailEvaluation(first, "test", "over"))
-    second = await building(world, {"x": ["y"], "y": []}, "x")
+    second = await world.building({"x": ["y"], "y": []}, "x")
     await world.abort_build("x")
     assert await marks(world, "x") == [second]
     assert (await world.status("x"), await wanted(world, "x")) == (B.ABORTED, True)
@@ -214,7 +206,7 @@ async def test_an_ended_evaluation_keeps_nobody_from_aborting_nor_does_it_bring_
     assert await world.apply(SettleSkipped((await world.id("x"),))) == 0  # nor does the consistency check
     await world.check()
     # But whoever asks for it anew gets it.
-    third = await building(world, {"x": ["y"], "y": []}, "x")
+    third = await world.building({"x": ["y"], "y": []}, "x")
     await world.check()
     for name in ("y", "x", "top"):
         await world.build(name)
@@ -223,7 +215,7 @@ async def test_an_ended_evaluation_keeps_nobody_from_aborting_nor_does_it_bring_
 
 
 async def test_what_adopts_an_aborted_build_gets_it(world: World) -> None:
-    first = await building(world, CHAIN, "top")
+    first = await world.building(CHAIN, "top")
     await world.abort_build("bad")
     assert await world.evaluation_status(first) is E.FAILED
     second = await pruned(world, "top")
@@ -283,7 +275,7 @@ async def test_an_abort_never_goes_through_a_passthrough(world: World) -> None:
 
 
 async def test_an_aborted_passthrough_fails_what_wants_it(world: World) -> None:
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await passthrough(world, "bad")
     await world.abort_build("bad")
     assert await world.status("mid") is await world.status("top") is B.DEPENDENCY_FAILED
@@ -292,9 +284,9 @@ async def test_an_aborted_passthrough_fails_what_wants_it(world: World) -> None:
 
 async def test_what_somebody_else_has_built_counts_as_aborted_no_more(world: World) -> None:
     """The one it was aborted for is healed beside the one that asks for it anew."""
-    first = await building(world, {**CHAIN, "x": []}, "top", "x")
+    first = await world.building({**CHAIN, "x": []}, "top", "x")
     await world.abort_build("bad")
-    await building(world, CHAIN, "top")
+    await world.building(CHAIN, "top")
     before = await world.statuses()
     assert {name: before[name] for name in CHAIN} == {
         "top": B.CREATED,
@@ -308,7 +300,7 @@ async def test_what_somebody_else_has_built_counts_as_aborted_no_more(world: Wor
 
 
 async def test_a_success_that_comes_too_late_is_used_by_the_retry(world: World) -> None:
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await world.start("bad")
     await world.abort_build("bad")
     await world.commit(nar(out("bad")))
@@ -324,7 +316,7 @@ async def test_a_success_that_comes_too_late_is_used_by_the_retry(world: World) 
 
 
 async def test_a_claim_that_has_not_begun_is_stopped_at_its_report(world: World) -> None:
-    await building(world, CHAIN, "top")
+    await world.building(CHAIN, "top")
     await world.claim("bad")
     await world.abort_build("bad")
     assert [abort.job_id for abort in world.moves.aborts] == [f"build:{await world.id('bad')}"]
@@ -337,7 +329,7 @@ async def test_a_claim_that_has_not_begun_is_stopped_at_its_report(world: World)
 
 async def failed(world: World, kind: FailureKind = FailureKind.PERMANENT) -> int:
     """An evaluation of CHAIN that failed through `bad`."""
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await world.fail("bad", kind)
     assert await world.evaluation_status(evaluation) is E.FAILED
     return evaluation
@@ -380,10 +372,10 @@ async def test_a_retry_that_fails_ends_it_once_more(world: World) -> None:
 
 async def test_the_counters_of_a_reopened_evaluation_are_of_now(world: World) -> None:
     """While it was over, another one built what had failed in it."""
-    evaluation = await building(world, {"one": [], "two": []}, "one", "two")
+    evaluation = await world.building({"one": [], "two": []}, "one", "two")
     await world.fail("one")
     await world.fail("two")
-    await building(world, {"one": []}, "one")
+    await world.building({"one": []}, "one")
     await world.build("one")
     await world.retry_build("two", evaluation)
     await world.check()
@@ -392,7 +384,7 @@ async def test_the_counters_of_a_reopened_evaluation_are_of_now(world: World) ->
 
 
 async def test_a_retry_while_the_evaluation_still_runs(world: World) -> None:
-    evaluation = await building(world, {**CHAIN, "x": []}, "top", "x")
+    evaluation = await world.building({**CHAIN, "x": []}, "top", "x")
     await world.fail("bad")
     assert await world.retry_build("bad") == Retried(
         evaluation, False, tuple(sorted([await world.id(name) for name in ("bad", "mid", "top")]))
@@ -403,7 +395,7 @@ async def test_a_retry_while_the_evaluation_still_runs(world: World) -> None:
 
 async def test_what_another_failure_stands_below_fails_again(world: World) -> None:
     graph = {"top": ["one", "two"], "one": ["bad"], "two": ["worse"], "bad": [], "worse": []}
-    evaluation = await building(world, graph, "top", "one")
+    evaluation = await world.building(graph, "top", "one")
     await world.start("bad")
     await world.fail("worse")
     await world.apply(BuildFailed(world.open.pop("bad"), FailureKind.PERMANENT, "it broke", LIMITS))
@@ -428,7 +420,7 @@ async def test_what_another_failure_stands_below_fails_again(world: World) -> No
 
 async def test_a_retry_looks_below_through_dependency_failures_only(world: World) -> None:
     """`bad` failed by itself: what has failed below it since is no cause of that."""
-    await building(world, {**CHAIN, "bad": ["older"], "older": []}, "top")
+    await world.building({**CHAIN, "bad": ["older"], "older": []}, "top")
     await world.build("older")
     await world.fail("bad")
     # Its input is lost, and cannot be made a second time.
@@ -443,7 +435,7 @@ async def test_a_retry_looks_below_through_dependency_failures_only(world: World
 
 
 async def test_a_retry_waits_until_the_worker_has_stopped(world: World) -> None:
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await world.start("bad")
     await world.abort_build("bad")
     for asked in ("bad", "top"):
@@ -459,7 +451,7 @@ async def test_a_retry_waits_until_the_worker_has_stopped(world: World) -> None:
 
 
 async def test_or_until_nobody_waits_for_the_worker_any_more(world: World) -> None:
-    await building(world, CHAIN, "top")
+    await world.building(CHAIN, "top")
     await world.start("bad")
     await world.abort_build("bad")
     world.now += timedelta(minutes=4)
@@ -476,10 +468,10 @@ async def test_or_until_nobody_waits_for_the_worker_any_more(world: World) -> No
 
 
 async def test_what_was_wanted_again_goes_to_others_then(world: World) -> None:
-    first = await building(world, CHAIN, "top")
+    first = await world.building(CHAIN, "top")
     await world.start("bad")
     await world.apply(AbortEvaluation(first, "by a person"))
-    await building(world, CHAIN, "top")
+    await world.building(CHAIN, "top")
     assert await world.status("bad") is B.QUEUED
     assert await world.claim("bad") is None
     world.now += timedelta(minutes=5)
@@ -491,7 +483,7 @@ async def test_what_was_wanted_again_goes_to_others_then(world: World) -> None:
 
 @pytest.mark.parametrize("status", sorted(set(BuildStatus) - USER_RETRYABLE))
 async def test_only_what_failed_is_retried(world: World, status: BuildStatus) -> None:
-    await building(world, CHAIN, "top")
+    await world.building(CHAIN, "top")
     await set_status(world, "mid", status)
     with refused(Refusal.WRONG_STATUS):
         await world.retry_build("mid")
@@ -500,7 +492,7 @@ async def test_only_what_failed_is_retried(world: World, status: BuildStatus) ->
 
 async def test_a_dependency_failure_without_a_failure_below_it_is_not_retried(world: World) -> None:
     await failed(world)
-    other = await building(world, {"bad": []}, "bad")
+    other = await world.building({"bad": []}, "bad")
     await world.build("bad")
     assert await world.evaluation_status(other) is E.COMPLETED
     with refused(Refusal.NO_FAILED_DEPENDENCY):
@@ -508,7 +500,7 @@ async def test_a_dependency_failure_without_a_failure_below_it_is_not_retried(wo
 
 
 async def test_an_aborted_evaluation_goes_on_with_everything_it_wants(world: World) -> None:
-    evaluation = await building(world, {**CHAIN, "x": ["good"]}, "top", "x")
+    evaluation = await world.building({**CHAIN, "x": ["good"]}, "top", "x")
     await world.start("bad")
     await world.apply(AbortEvaluation(evaluation, "by a person"))
     await world.confirm_abort("bad")
@@ -523,7 +515,7 @@ async def test_an_aborted_evaluation_goes_on_with_everything_it_wants(world: Wor
 
 async def test_what_a_reopened_evaluation_has_no_use_for_is_no_failure_of_it(world: World) -> None:
     """`tool` was aborted with the evaluation, and only what the cache holds by now needed it."""
-    evaluation = await building(world, {"held": ["tool"], "tool": [], "x": []}, "held", "x")
+    evaluation = await world.building({"held": ["tool"], "tool": [], "x": []}, "held", "x")
     await world.apply(AbortEvaluation(evaluation, "by a person"))
     await world.commit(nar(out("held")))
     await world.retry_build("held")
@@ -534,7 +526,7 @@ async def test_what_a_reopened_evaluation_has_no_use_for_is_no_failure_of_it(wor
 
 
 async def test_what_was_aborted_itself_stays_so_when_another_build_is_retried(world: World) -> None:
-    evaluation = await building(world, {"a": ["x"], "x": [], "b": []}, "a", "b")
+    evaluation = await world.building({"a": ["x"], "x": [], "b": []}, "a", "b")
     await world.abort_build("x")
     await world.fail("b")
     assert await world.evaluation_status(evaluation) is E.FAILED
@@ -546,10 +538,10 @@ async def test_what_was_aborted_itself_stays_so_when_another_build_is_retried(wo
 
 
 async def test_an_evaluation_that_was_reopened_gets_what_was_aborted_elsewhere(world: World) -> None:
-    first = await building(world, {"top": ["x"], "x": [], "b": []}, "top", "b")
+    first = await world.building({"top": ["x"], "x": [], "b": []}, "top", "b")
     await world.fail("b")
     await world.apply(FailEvaluation(first, "test", "over"))
-    await building(world, {"x": []}, "x")
+    await world.building({"x": []}, "x")
     await world.abort_build("x")
     await world.retry_build("b", first)
     await world.check()
@@ -557,7 +549,7 @@ async def test_an_evaluation_that_was_reopened_gets_what_was_aborted_elsewhere(w
 
 
 async def test_a_completed_evaluation_is_not_reopened(world: World) -> None:
-    first = await building(world, {"a": []}, "a")
+    first = await world.building({"a": []}, "a")
     await world.build("a")
     assert await world.evaluation_status(first) is E.COMPLETED
     await set_status(world, "a", B.FAILED_PERMANENT)
@@ -606,7 +598,7 @@ async def test_an_older_one_that_still_runs_keeps_it_closed_too(world: World) ->
 
 
 async def test_both_are_told_on_the_evaluation(world: World) -> None:
-    evaluation = await building(world, CHAIN, "top")
+    evaluation = await world.building(CHAIN, "top")
     await world.abort_build("bad")
     await world.retry_build("top")
     query = "SELECT array_agg(message ORDER BY id) FROM evaluation_message WHERE evaluation = %s"

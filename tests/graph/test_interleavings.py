@@ -28,7 +28,7 @@ from gradient.graph.requeue import LoseWorker, ReturnAssignment
 from gradient.graph.transaction import Message, Rejected, graph_transaction
 from gradient.model import EntryPoint, FailureKind, OutputPath
 from tests.graph.interleaving import Act, Order, Outcome, Table, every_order
-from tests.graph.world import LIMITS, START, WORKER, World, derivation, drv, hash_part, nar, out
+from tests.graph.world import COUNTERS, LIMITS, START, WORKER, World, derivation, drv, hash_part, nar, out
 
 # Everything a message can move, without times and without numbers that count messages.
 STATE = {
@@ -49,15 +49,7 @@ STATE = {
     "jobs": "SELECT job_id, outcome, abort_sent_at IS NULL FROM dispatched_job ORDER BY job_id, outcome",
     "attempts": "SELECT derivation, outcome, reason FROM build_attempt ORDER BY 1, 2, 3",
     "messages": "SELECT evaluation, level, message FROM evaluation_message ORDER BY 1, 2, 3",
-    "counters": """
-        SELECT v.id, v.status, v.named_shared_builds + coalesce(sum(l.named), 0),
-               v.active_shared_builds + coalesce(sum(l.active), 0),
-               v.failed_shared_builds + coalesce(sum(l.failed), 0),
-               v.queued_shared_builds + coalesce(sum(l.queued), 0),
-               v.building_shared_builds + coalesce(sum(l.building), 0)
-        FROM evaluation v LEFT JOIN evaluation_shared_build_delta l ON l.evaluation = v.id
-        GROUP BY v.id ORDER BY v.id
-    """,
+    "counters": COUNTERS,
 }
 # Later than anything here was committed.
 NEVER = START + timedelta(days=365)

@@ -118,6 +118,13 @@ class World:
     async def end_stream(self, evaluation: int) -> None:
         await self.apply(EvalStreamCompleted(self.open.pop(f"eval:{evaluation}")))
 
+    async def building(self, graph: Mapping[str, Iterable[str]], *entries: str) -> int:
+        """An evaluation of `graph` whose stream has ended."""
+        evaluation = await self.evaluation()
+        await self.record(evaluation, graph, entries=entries)
+        await self.end_stream(evaluation)
+        return evaluation
+
     async def commit(self, *nars: Signed) -> None:
         await self.apply(CommitNars(1, nars))
 
@@ -222,6 +229,16 @@ _WANTED_BY = f"""
     )
 """
 
+# Counters of evaluations, with what is not folded yet.
+COUNTERS = """
+    SELECT v.id, v.status, v.named_shared_builds + coalesce(sum(l.named), 0),
+           v.active_shared_builds + coalesce(sum(l.active), 0),
+           v.failed_shared_builds + coalesce(sum(l.failed), 0),
+           v.queued_shared_builds + coalesce(sum(l.queued), 0),
+           v.building_shared_builds + coalesce(sum(l.building), 0)
+    FROM evaluation v LEFT JOIN evaluation_shared_build_delta l ON l.evaluation = v.id
+    GROUP BY v.id ORDER BY v.id
+"""
 PICTURE = """
     SELECT d.name, b.status, CASE WHEN b.wanted THEN 'wanted' ELSE '-' END,
            CASE WHEN b.fetchable THEN 'fetchable' ELSE '-' END,
