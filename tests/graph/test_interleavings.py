@@ -27,8 +27,9 @@ from gradient.graph.record import Record
 from gradient.graph.requeue import LoseWorker, ReturnAssignment
 from gradient.graph.transaction import Message, Rejected, graph_transaction
 from gradient.model import EntryPoint, FailureKind, OutputPath
-from tests.graph.interleaving import Act, Order, Outcome, Table, every_order
+from tests.graph.interleaving import Act, Table
 from tests.graph.world import COUNTERS, LIMITS, START, WORKER, World, derivation, drv, hash_part, nar, out
+from tests.turns import Order, Outcome, every_order
 
 # Everything a message can move, without times and without numbers that count messages.
 STATE = {

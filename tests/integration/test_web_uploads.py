@@ -211,13 +211,13 @@ async def test_a_large_upload_stays_out_of_memory(web: Web) -> None:
 
 async def test_a_held_path_has_its_object_whatever_comes_and_goes(web: Web) -> None:
     """Uploads of a path, its retirement and the removal of its object, all at once: what is held can be
-    fetched after every round, and what is not is gone in the end."""
+    fetched after every round, and what is not is gone in the end. Who wins is no matter here;
+    test_upload_orders.py goes through the orders."""
     names = ["a", "b", "c"]
     hashes = tuple(map(hash_part, names))
     site = web.site
     files = NarFiles(site.readers, site.submit, site.store, site.claims)
     ages = Ages(unused_since=START + timedelta(days=3650), promised_since=START + timedelta(days=3650))
-    collected = 0
 
     async def send(name: str) -> None:
         other = names[(names.index(name) + 1) % len(names)]
@@ -236,11 +236,8 @@ async def test_a_held_path_has_its_object_whatever_comes_and_goes(web: Web) -> N
             async with site.readers.connection() as connection:
                 held = await held_paths(connection, hashes)
             for name in names:
-                there = await site.store.exists(nar_key(store_path(name)))
                 if hash_part(name) in held:
                     info = await narinfo(web, name)
                     assert len((await web.get(f"/cache/main/{info.url}")).body) == info.file_size
-                collected += not there
         await collect()
     assert web.objects == []
-    assert 0 < collected < 12 * len(names), "neither side always wins"
