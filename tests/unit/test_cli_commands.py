@@ -482,8 +482,7 @@ def test_ctrl_c_ends_the_watching_only(data: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
             assert process.stderr is not None
             assert process.stdout is not None
-            while b"evaluation 7: http" not in process.stderr.readline():
-                pass
+            assert any(b"evaluation 7: http" in line for line in process.stderr)
             process.send_signal(signal.SIGINT)
             said = json.loads(process.stdout.read())
             assert process.wait() == 130

@@ -17,9 +17,7 @@ from gradient.cli.faults import BadEnvironment, NotAuthorised
 from gradient.cli.up_processes import Server, run_processes
 from gradient.cli.worker_child import WorkerChild
 from gradient.nursery.signals import Stop
-
-# Longer than anything here takes, so that a hang fails instead of hanging.
-LIMIT = 20
+from tests.patience import PATIENCE
 
 # Says what it hears; ends on SIGTERM as it is told by its argument.
 WORKER = """
@@ -102,7 +100,7 @@ async def test_the_worker_stops_first_then_the_server_drains(story: Story) -> No
         await story.until("told http://127.0.0.1:1")
         story.add("job done")
 
-    with trio.fail_after(LIMIT):
+    with trio.fail_after(PATIENCE):
         await run_processes(server(story), worker, Stop(), job)
     assert story.events[-3:] == ["job done", f"signal {signal.SIGTERM:d}", "server drained"]
     assert worker.fault is None
@@ -116,7 +114,7 @@ async def test_a_wish_to_stop_ends_the_job_and_drains(story: Story) -> None:
         stop.request(signal.SIGINT)
         await trio.sleep_forever()
 
-    with trio.fail_after(LIMIT):
+    with trio.fail_after(PATIENCE):
         await run_processes(server(story), child(story, WORKER, "polite"), stop, job)
     assert story.events[-2:] == [f"signal {signal.SIGTERM:d}", "server drained"]
 
@@ -135,7 +133,7 @@ async def test_a_second_wish_stops_at_once(story: Story) -> None:
         await trio.sleep_forever()
 
     worker = child(story, WORKER, "stubborn")
-    with trio.fail_after(LIMIT):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(again)
             await run_processes(server(story), worker, stop, job)
@@ -148,7 +146,7 @@ async def test_what_the_job_raises_comes_out_after_the_drain(story: Story) -> No
         await story.until("told http://127.0.0.1:1")
         raise BadEnvironment("no")
 
-    with trio.fail_after(LIMIT), pytest.RaisesGroup(pytest.RaisesExc(BadEnvironment, match="no")):
+    with trio.fail_after(PATIENCE), pytest.RaisesGroup(pytest.RaisesExc(BadEnvironment, match="no")):
         await run_processes(server(story), child(story, WORKER, "polite"), Stop(), job)
     assert story.events[-1] == "server drained"
 
@@ -158,7 +156,7 @@ async def test_a_worker_that_ends_says_why(story: Story, code: int, kind: Callab
     async def job(one: Server) -> None:
         await trio.sleep_forever()
 
-    with trio.fail_after(LIMIT), pytest.raises(kind, match="the token is wrong"):  # type: ignore[call-overload]
+    with trio.fail_after(PATIENCE), pytest.raises(kind, match="the token is wrong"):  # type: ignore[call-overload]
         await run_processes(server(story), child(story, FAILS, str(code)), Stop(), job)
 
 
@@ -169,7 +167,7 @@ async def test_a_worker_that_dies_without_a_word_is_told_by_its_code(story: Stor
         await trio.sleep_forever()
 
     worker = child(story, WORKER, "polite")
-    with trio.fail_after(LIMIT), pytest.raises(BadEnvironment, match="exit code -9"):
+    with trio.fail_after(PATIENCE), pytest.raises(BadEnvironment, match="exit code -9"):
         await run_processes(server(story), worker, Stop(), job)
 
 
@@ -178,7 +176,7 @@ async def test_a_server_that_cannot_start_ends_the_worker(story: Story) -> None:
         await one.ready()
 
     worker = child(story, WORKER, "polite")
-    with trio.fail_after(LIMIT), pytest.RaisesGroup(BadEnvironment, flatten_subgroups=True):
+    with trio.fail_after(PATIENCE), pytest.RaisesGroup(BadEnvironment, flatten_subgroups=True):
         await run_processes(server(story, BadEnvironment("port in use")), worker, Stop(), job)
     assert worker.ended.is_set()
     assert worker._process.returncode is not None
@@ -192,7 +190,7 @@ child = subprocess.Popen([sys.executable, "-c", {WORKER!r}, "polite"], stdin=sub
 print("ready", flush=True)
 child.wait()
 """
-    with trio.fail_after(LIMIT):
+    with trio.fail_after(PATIENCE):
         parent = await trio.lowlevel.open_process(
             [sys.executable, "-c", script], stdout=-1, stderr=-1, start_new_session=True
         )

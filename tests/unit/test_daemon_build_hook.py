@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradient.nix.daemon.build_hook import declining_hook
+from tests.patience import PATIENCE
 
 
 def test_it_declines_for_good(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_it_declines_for_good(tmp_path: Path) -> None:
         # It is there until Nix hangs up: a question to a hook that is gone is an error in a build's log.
         with pytest.raises(subprocess.TimeoutExpired):
             hook.wait(0.1)
-        assert hook.communicate(timeout=10) == (None, b"")
+        assert hook.communicate(timeout=PATIENCE) == (None, b"")
     assert hook.returncode == 0
 
 

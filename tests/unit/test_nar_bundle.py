@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterable
 
@@ -32,6 +31,7 @@ from gradient.nar.pack import Packer, PackResult, pack_small
 from gradient.nar.tree import regular_file
 from gradient.nix.errors import NixError
 from gradient.nix.hashes import Hash
+from tests.noise import noise
 
 END = struct.pack(">I", 0)
 RESULT = PackResult(Hash.of(b"a").nix32(), 120, Hash.of(b"b").nix32(), 50)
@@ -86,7 +86,9 @@ def test_a_bundle_in_any_split_gives_its_entries(contents: list[bytes], step: in
 
 
 def test_small_entries_travel_in_large_chunks() -> None:
-    items = [BundleItem(EntryHeader(path(number)), regular_file(os.urandom(2000))) for number in range(300)]
+    items = [
+        BundleItem(EntryHeader(path(number)), regular_file(noise(2000, number))) for number in range(300)
+    ]
     sizes = [len(chunk) for chunk in write_bundle(items, Packer())]
     assert len(sizes) == 3
     assert min(sizes[:-1]) >= 2**18

@@ -45,6 +45,7 @@ from gradient.nar.reader import (
 from gradient.nar.restore import restore
 from gradient.nar.tree import Directory, Node, Regular, Symlink, regular_file
 from gradient.nar.writer import dump_path, dump_tree
+from tests.unit.open_files import open_below
 
 # A tree as plain Python values, to compare: bytes and bool, a target, or a dict of names.
 Plain = tuple[bytes, bool] | bytes | dict[bytes, "Plain"]
@@ -347,10 +348,9 @@ def test_a_file_that_changes_its_size_is_an_error(
 def test_descriptors_are_closed_when_the_dump_is_abandoned(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "large").write_bytes(bytes(2**21))
-    before = len(os.listdir("/proc/self/fd"))
     chunks = dump_path(tmp_path)
     next(chunks)
     next(chunks)
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert open_below(tmp_path) != []
     del chunks
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == []

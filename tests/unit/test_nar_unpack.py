@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,9 +15,10 @@ from gradient.nar.errors import InvalidNar
 from gradient.nar.tree import regular_file
 from gradient.nar.unpack import MAX_WINDOW, decompress, unzstd
 from gradient.nar.writer import dump_tree
+from tests.noise import noise
 
 # Compressible and incompressible parts, and several zstd blocks.
-NAR = b"".join(dump_tree(regular_file(os.urandom(200_000) + bytes(400_000))))
+NAR = b"".join(dump_tree(regular_file(noise(200_000) + bytes(400_000))))
 
 
 def zstd(data: bytes, *, checksum: bool = False) -> bytes:

@@ -7,6 +7,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gradient.nursery.coalesce import Coalescer
+from tests.patience import PATIENCE
 
 
 class Disk:
@@ -119,7 +120,7 @@ async def test_a_caller_cancelled_at_any_step_leaves_nobody_behind(victim: int) 
                 await save(disk, sync, "victim")
             trio.lowlevel.remove_instrument(watcher)
 
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             async with trio.open_nursery() as nursery:
                 for number in range(3):
                     if number == victim:

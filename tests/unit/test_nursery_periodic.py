@@ -95,7 +95,7 @@ async def test_kicks_coalesce_and_one_during_a_run_leads_to_one_more(
     nursery.cancel_scope.cancel()
 
 
-async def test_a_cancelled_wait_takes_no_kick() -> None:
+async def test_a_cancelled_wait_takes_no_kick(autojump_clock: MockClock) -> None:
     kick = Kick()
     kick.set()
     with trio.CancelScope() as scope:

@@ -14,6 +14,7 @@ from gradient.nursery.drain import Phase, drain
 from gradient.nursery.root import Task, run_root
 from gradient.nursery.signals import Stop, listen
 from gradient.nursery.stop_window import StopWindow
+from tests.patience import PATIENCE
 
 
 async def settle(clock: MockClock, seconds: float = 0) -> None:
@@ -32,12 +33,12 @@ async def test_the_first_signal_drains_and_the_second_stops_at_once(
     stop = Stop()
     await nursery.start(listen, stop)
     os.kill(os.getpid(), first)
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE):
         await stop.gently.wait()
     assert stop.signal is first
     assert not stop.at_once.is_set()
     os.kill(os.getpid(), signal.SIGTERM)
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE):
         await stop.at_once.wait()
     assert stop.signal is first, "the exit code follows from the first one"
     nursery.cancel_scope.cancel()
@@ -214,15 +215,15 @@ async def test_a_stop_drains_in_order(nursery: trio.Nursery) -> None:
     assert not nursery.child_tasks - {trio.lowlevel.current_task()}
 
 
-async def test_a_second_request_ends_a_drain_that_waits() -> None:
+async def test_a_second_request_ends_a_drain_that_waits(autojump_clock: MockClock) -> None:
     tree, stop = Tree(), Stop()
-    with trio.fail_after(5):
-        async with trio.open_nursery() as inner:
-            inner.start_soon(run_root, tree.start, stop)
-            await wait_all_tasks_blocked()
-            stop.request()
-            await wait_all_tasks_blocked()
-            stop.request()
+    async with trio.open_nursery() as inner:
+        inner.start_soon(run_root, tree.start, stop)
+        await wait_all_tasks_blocked()
+        stop.request()
+        await wait_all_tasks_blocked()
+        stop.request()
+    assert trio.current_time() == 0
     assert tree.events == ["sessions ended", "writer ended"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gradient.graph.moves import BuildChange, Moves
 from gradient.model import BuildStatus, EvaluationStatus
@@ -88,7 +88,7 @@ async def test_a_reader_sleeps_until_there_is_news(nursery: trio.Nursery) -> Non
         assert watch.closed
 
 
-async def test_a_closed_hub_ends_watches_to_come() -> None:
+async def test_a_closed_hub_ends_watches_to_come(autojump_clock: MockClock) -> None:
     hub = LiveHub()
     hub.close()
     with hub.watch(evaluation=1) as watch, trio.fail_after(1):
