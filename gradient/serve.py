@@ -144,6 +144,7 @@ def _stop_phases(server: Server, tasks: _Tasks, *, has_database: bool) -> Sequen
 
     async def end_sessions() -> None:
         server.scheduler.draining = True
+        server.hub.stop()
         await server.sessions.drain()
         await tasks.proto.stop()
 

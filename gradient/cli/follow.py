@@ -6,6 +6,7 @@ With `give_up_after`, an evaluation that for so long has needed a worker which i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -66,9 +67,10 @@ class Follower:
             try:
                 async with self.api.events(self.evaluation) as lines:
                     await self._read(lines, pause)
-            except ServerUnreachable:
+            except ServerUnreachable as error:
                 if self._away_for() > AWAY_LIMIT:
-                    raise
+                    raise ServerUnreachable(f"{error}; evaluation {self.evaluation} goes on once it is back") from error
+                self._tell(self.progress.away(f"does not answer, for {AWAY_LIMIT:g} s at most"))
             await trio.sleep(0 if self.progress.ended else pause.next_pause())
 
     def _away_for(self) -> float:
@@ -117,6 +119,9 @@ class Follower:
             ) from error
         for happening in happenings:
             await self._complete(happening)
+        self._tell(happenings)
+
+    def _tell(self, happenings: Sequence[Happening]) -> None:
         if happenings:
             self.display.happened(happenings)
 

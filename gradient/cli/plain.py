@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Final
 
 import attrs
 
-from gradient.cli.progress import FAILED, Build, Counters, Happening, Moved, Progress, Said, Turned, Waits
+from gradient.cli.progress import FAILED, Build, Happening, Moved, Progress, Said, Turned, Waits
 from gradient.cli.text import count, seconds, why_failed
 from gradient.model import BuildStatus
 
+# The source of a message about an attribute.
+_ATTRIBUTE: Final = "nix-eval:"
 # How often a long evaluation says how far it is.
 SAY_EVERY: Final = 10.0  # seconds
 WAIT_BEFORE_SAYING: Final = 2.0  # seconds
@@ -56,7 +57,7 @@ class PlainLines:
         if status in _PHASES:
             yield _PHASES[status]
         elif status == "Building":
-            yield to_build(self._progress.counters)
+            yield to_build(self._progress)
 
     def _how_far(self, now: float) -> Iterator[str]:
         words = how_far(self._progress)
@@ -68,17 +69,20 @@ class PlainLines:
         if self._waits is None:
             return
         words, since = self._waits
-        if self._progress.waiting != words:
+        if words not in (self._progress.waiting, self._progress.server):
             self._waits = None
         elif now - since >= WAIT_BEFORE_SAYING:
             self._waits = None
             yield words
 
 
-def to_build(counters: Counters) -> str:
-    """How much there is to do: `building 3 of 12 derivations`."""
+def to_build(progress: Progress) -> str:
+    """How much there is to do, and whether all was well so far: `building 3 of 12 derivations`."""
+    counters = progress.counters
     all = count(counters.named, "derivation")
-    return f"building {all if counters.active >= counters.named else f'{counters.active} of {all}'}"
+    some = all if counters.active >= counters.named else f"{counters.active} of {all}"
+    errors = f"; {count(progress.errors, 'error')} so far, told at the end" if progress.errors else ""
+    return f"building {some}{errors}"
 
 
 def how_far(progress: Progress) -> str:
@@ -98,14 +102,16 @@ def said(message: Said) -> Iterator[str]:
 
 
 def said_now(message: Said) -> Iterator[str]:
-    """A message as it comes: of an error one line, because the report at the end has all of it."""
-    lines = said(message)
-    yield from islice(lines, 1) if message.level == "Error" else lines
+    """A message as it comes. An error the report at the end tells: here is only which attribute has one."""
+    if message.level != "Error":
+        yield from said(message)
+    elif message.source.startswith(_ATTRIBUTE):
+        yield f"does not evaluate: {message.source.removeprefix(_ATTRIBUTE)}"
 
 
 def about(source: str) -> str:
     """The attribute that a message is about, before a colon; "" when it is about the whole evaluation."""
-    return f"{source.removeprefix('nix-eval:')}: " if source not in ("", "evaluation") else ""
+    return f"{source.removeprefix(_ATTRIBUTE)}: " if source not in ("", "evaluation") else ""
 
 
 def failure(build: Build) -> str:

@@ -73,7 +73,7 @@ class Turned:
 
 @attrs.frozen
 class Waits:
-    """The evaluation waits, and why."""
+    """The evaluation waits, or we for the server, and why."""
 
     words: str
 
@@ -114,6 +114,8 @@ class Progress:
     # Why it waits, in words, and since when (by the clock of `fold`) it needs a worker that is not there.
     waiting: str | None = None
     needs_worker_since: float | None = None
+    # Why we wait for the server, in words; the evaluation may go on without being seen.
+    server: str | None = None
     counters: Counters = attrs.field(factory=Counters)
     attributes_done: int = 0
     attributes_total: int | None = None
@@ -122,6 +124,11 @@ class Progress:
     _messages: set[Said] = attrs.field(factory=set)
     # Builds whose status was told at least once.
     _told: set[int] = attrs.field(factory=set)
+
+    @property
+    def errors(self) -> int:
+        """How many errors of the evaluation were told."""
+        return sum(said.level == "Error" for said in self._messages)
 
     @property
     def ended(self) -> bool:
@@ -140,6 +147,7 @@ class Progress:
         """
         match event.get("event"):
             case "snapshot":
+                self.server = None
                 return [*self._snapshot(event, now)]
             case "evaluation":
                 return [*self._state(event, now)]
@@ -151,16 +159,25 @@ class Progress:
                 self._attributes(event)
             case "log":
                 self._of(event).tail.add(event["text"])
+            case "stopping":
+                return self.away("is stopping: its next start goes on")
             case "end":
                 return [*self._turn(event["status"])]
         return []
+
+    def away(self, why: str) -> list[Happening]:
+        """The server is waited for, until its next snapshot; the first reason is told."""
+        if self.server is not None:
+            return []
+        self.server = f"waits for the server, which {why}"
+        return [Waits(self.server)]
 
     def _snapshot(self, event: dict[str, Any], now: float) -> Iterator[Happening]:
         self.created = _epoch(event.get("created_at"))
         yield from self._state(event, now)
         for message in event.get("messages", ()):
             yield from self._message(message)
-        for build in event.get("builds", ()):
+        for build in sorted(event.get("builds", ()), key=_when):
             yield from self._build(build)
 
     def _state(self, event: dict[str, Any], now: float) -> Iterator[Happening]:
@@ -223,6 +240,12 @@ class Progress:
         if number not in self.builds:
             self.builds[number] = Build(number, name=f"build {number}")
         return self.builds[number]
+
+
+def _when(build: dict[str, Any]) -> tuple[bool, float]:
+    """The order in which builds are told: as they moved, and behind all others what was not tried."""
+    moved = _epoch(build.get("finished_at") or build.get("started_at"))
+    return build["status"] == BuildStatus.DEPENDENCY_FAILED.label, moved or 0.0
 
 
 def _epoch(text: str | None) -> float | None:

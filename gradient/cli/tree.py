@@ -17,8 +17,8 @@ from gradient.cli.progress import DONE, FAILED, NOT_TRIED, RUNNING, Build, Progr
 from gradient.cli.text import seconds, why_failed
 from gradient.model import BuildStatus
 
-# Rows that are not builds: address, evaluation, waiting reason, "more", sums, and one to spare.
-_FRAME_ROWS: Final = 6
+# Rows that are not builds: address, evaluation, two waiting reasons, "more", sums, and one to spare.
+_FRAME_ROWS: Final = 7
 # Builds that were just finished, so that short ones are seen at all.
 RECENT: Final = 3
 # A terminal of a height that is not known (0) gets a screen of the smallest usual size.
@@ -37,8 +37,8 @@ def draw(progress: Progress, now: float, height: int = 0) -> RenderableType:
     hidden = _add(tree, [*_branches(progress, now)], rows)
     if hidden:
         tree.add(Text(f"… and {hidden} more", style="dim"))
-    if progress.waiting:
-        tree.add(Text(f"{_WAITING} {progress.waiting}", style="yellow"))
+    for words in filter(None, (progress.waiting, progress.server)):
+        tree.add(Text(f"{_WAITING} {words}", style="yellow"))
     return Group(tree, sums(progress, now))
 
 

@@ -50,6 +50,7 @@ class News:
     log: tuple[LogText, ...] = ()
     progress: Progress | None = None
     lagged: bool = False  # log text was dropped
+    stopping: bool = False  # the server begins to stop
 
 
 @attrs.define(eq=False)
@@ -67,6 +68,7 @@ class Watch:
     _log_size: int = 0
     _progress: Progress | None = None
     _lagged: bool = False
+    _stopping: bool = False
     _stirred: trio.Event = attrs.field(factory=trio.Event)
 
     async def wait(self) -> None:
@@ -82,8 +84,9 @@ class Watch:
             tuple(self._log),
             self._progress,
             self._lagged,
+            self._stopping,
         )
-        self._evaluation_moved = self._progressed = self._lagged = False
+        self._evaluation_moved = self._progressed = self._lagged = self._stopping = False
         self._progress, self._log_size = None, 0
         self._changed.clear()
         self._log.clear()
@@ -114,6 +117,10 @@ class Watch:
         self._progress = progress
         self._stirred.set()
 
+    def _see_stop(self) -> None:
+        self._stopping = True
+        self._stirred.set()
+
     def _close(self) -> None:
         self.closed = True
         self._stirred.set()
@@ -124,7 +131,13 @@ class LiveHub:
     """Everybody who watches. No method waits."""
 
     _watches: set[Watch] = attrs.field(factory=set, init=False)
+    _stopping: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
+
+    @property
+    def stopping(self) -> bool:
+        """The server begins to stop."""
+        return self._stopping
 
     @property
     def closed(self) -> bool:
@@ -158,6 +171,12 @@ class LiveHub:
             yield watch
         finally:
             self._watches.discard(watch)
+
+    def stop(self) -> None:
+        """The server hands out nothing more."""
+        self._stopping = True
+        for watch in self._watches:
+            watch._see_stop()
 
     def close(self) -> None:
         """End every watch, also those to come: the first phase of stopping HTTP."""

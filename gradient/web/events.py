@@ -7,7 +7,8 @@ old news, needs no memory of what it missed, and a burst of changes costs one re
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ import trio
 from quart import Response
 
 from gradient.graph import page_reads
+from gradient.graph.failure_causes import Cause
+from gradient.graph.page_reads import BuildRow
 from gradient.graph.pg import Connection
 from gradient.model import EVALUATION_TERMINAL, BuildStatus
 from gradient.sessions.live import LogText, News, Watch
@@ -95,6 +98,8 @@ class EvaluationEvents(Stream):
         self._send("snapshot", snapshot_json(snapshot))
         self._state = state_json(snapshot.evaluation)
         self._last_message = max((message.id for message in snapshot.messages), default=0)
+        if self._site.live.stopping:
+            self._send("stopping")
         self._end_if_over(snapshot.evaluation)
 
     async def _next(self) -> None:
@@ -125,6 +130,8 @@ class EvaluationEvents(Stream):
         """What needs no reading."""
         if news.lagged:
             self._send("lagged")
+        if news.stopping:
+            self._send("stopping")
         if news.progress is not None:
             self._send("progress", attrs.asdict(news.progress))
         for text in news.log:
@@ -139,19 +146,23 @@ class EvaluationEvents(Stream):
             row = await page_reads.evaluation(connection, self._evaluation)
             if self._progressed:
                 await self._read_progress(connection)
-            while batch := list(islice(self._due, BATCH)):
-                await self._read_builds(connection, batch)
-                self._due.difference_update(batch)
+            # A phase comes before what happens in it, a verdict after all it is about.
+            if row is not None and row.status not in EVALUATION_TERMINAL:
+                self._send_state(row)
+            await self._read_builds(connection)
         now = trio.current_time()
         self._due_at = now + max(PACE, (now - began) * SHARE)
         if row is None:
             self._ended = True
             return
+        self._send_state(row)
+        if last:
+            self._end_if_over(row)
+
+    def _send_state(self, row: page_reads.EvaluationRow) -> None:
         if (state := state_json(row)) != self._state:
             self._state = state
             self._send("evaluation", state)
-        if last:
-            self._end_if_over(row)
 
     async def _read_progress(self, connection: Connection) -> None:
         """Builds named since, of which those that have moved are worth an event; and new messages."""
@@ -164,12 +175,16 @@ class EvaluationEvents(Stream):
             self._last_message = message.id
         self._progressed = len(messages) == page_reads.MAX_MESSAGES
 
-    async def _read_builds(self, connection: Connection, builds: Iterable[int]) -> None:
-        rows = await page_reads.builds(connection, list(builds))
-        causes = await causes_of(connection, rows)
-        # What failed before what was not tried because of it: whoever prints this tells causes first.
-        for row in sorted(rows, key=lambda row: row.status is BuildStatus.DEPENDENCY_FAILED):
-            self._send("build", build_event_json(row, causes.get(row.build, ())))
+    async def _read_builds(self, connection: Connection) -> None:
+        """Whoever prints this tells it in the order in which it happened, and causes first."""
+        moved: list[tuple[BuildRow, Sequence[Cause]]] = []
+        while batch := list(islice(self._due, BATCH)):
+            rows = await page_reads.builds(connection, batch)
+            causes = await causes_of(connection, rows)
+            moved += [(row, causes.get(row.build, ())) for row in rows]
+            self._due.difference_update(batch)
+        for row, why in sorted(moved, key=lambda one: _when(one[0])):
+            self._send("build", build_event_json(row, why))
 
     def _end_if_over(self, row: page_reads.EvaluationRow) -> None:
         if row.status in EVALUATION_TERMINAL:
@@ -185,6 +200,10 @@ class EvaluationEvents(Stream):
 
     def _send(self, event: str, value: dict[str, Any] | None = None) -> None:
         self._lines.append(json_text({"event": event, **(value or {})}) + "\n")
+
+
+def _when(row: BuildRow) -> tuple[bool, datetime, int]:
+    return row.status is BuildStatus.DEPENDENCY_FAILED, row.updated_at, row.build
 
 
 ROUTES: Final = (Route("GET", f"/api/v1/evaluations/<{ID}:evaluation>/events", events),)

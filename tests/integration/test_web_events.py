@@ -120,9 +120,9 @@ async def test_builds_named_while_it_evaluates(web: Web) -> None:
         assert (await reader.event())["builds"] == []
         await world.record(evaluation, CHAIN, entries=["top"])
         # `lib` may start at once; `top` waits, and that it exists the counters say.
+        assert (await reader.event("evaluation"))["counters"]["named"] == 2
         event = await reader.event("build")
         assert (event["name"], event["status"]) == ("lib", "Queued")
-        assert (await reader.event("evaluation"))["counters"]["named"] == 2
         await world.start("lib")
         assert (await reader.event("build"))["status"] == "Building"
 
@@ -184,6 +184,34 @@ async def test_a_burst_of_changes_is_read_once_and_shown_as_it_is(
         seen = [event for event in await reader.rest() if event["event"] == "build"]
     assert {event["name"] for event in seen if event["status"] == "Completed"} == set(graph)
     assert len(seen) <= len(graph) + 1
+
+
+async def test_builds_of_one_read_come_as_they_happened(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PACE", 1000)
+    world = web.world
+    evaluation = await world.evaluation()
+    graph: dict[str, list[str]] = {"d": ["a"], "a": ["b"], "b": ["c"], "c": []}
+    await world.record(evaluation, graph, entries=["d"])
+    async with stream(web, evaluation) as reader:
+        await reader.event("snapshot")
+        await world.end_stream(evaluation)
+        await reader.event("evaluation")
+        for name in ("c", "b", "a", "d"):
+            await world.build(name)
+        rest = await reader.rest()
+    built = [e["name"] for e in rest if e["event"] == "build" and e["status"] == "Completed"]
+    assert built[-4:] == ["c", "b", "a", "d"]
+    assert [e["event"] for e in rest[-2:]] == ["evaluation", "end"]
+
+
+async def test_a_server_that_begins_to_stop_says_so(web: Web) -> None:
+    evaluation = await web.world.evaluation()
+    async with stream(web, evaluation) as reader:
+        await reader.event("snapshot")
+        web.site.live.stop()
+        assert await reader.event() == {"event": "stopping"}
+    async with stream(web, evaluation) as reader:
+        assert [(await reader.event())["event"] for _ in range(2)] == ["snapshot", "stopping"]
 
 
 async def test_a_reader_that_is_too_slow_for_the_log_is_told(web: Web) -> None:

@@ -15,7 +15,7 @@ import trio.testing
 from gradient.cli.api import Api, ServerRefused
 from gradient.cli.faults import ServerUnreachable
 from gradient.cli.follow import AWAY_LIMIT, SILENCE, Follower
-from gradient.cli.progress import Happening, Progress
+from gradient.cli.progress import Happening, Progress, Waits
 from tests.unit.cli_support import build, snapshot
 from tests.unit.test_cli_progress import NEEDS, at, event, first
 
@@ -120,8 +120,10 @@ async def test_a_reader_that_lags_looks_afresh(autojump_clock: trio.testing.Mock
 
 async def test_a_server_that_stays_away_is_a_fault(autojump_clock: trio.testing.MockClock) -> None:
     one = follower(ScriptedApi([[first()], [LOST]]))
-    with pytest.RaisesGroup(ServerUnreachable):
+    with pytest.RaisesGroup(pytest.RaisesExc(ServerUnreachable, match="evaluation 7 goes on")):
         await one.run()
+    waits = Waits("waits for the server, which does not answer, for 60 s at most")
+    assert cast(RecordingDisplay, one.display).happenings[-1:] == [waits]
     assert AWAY_LIMIT < trio.current_time() < AWAY_LIMIT + 10
 
 

@@ -95,11 +95,57 @@ def test_a_snapshot_after_a_lost_connection_tells_what_was_missed() -> None:
     assert told(progress, first("Completed", builds=[missed])) == []
 
 
+def test_what_was_missed_is_told_in_its_order() -> None:
+    names = ("runs", "broken", "needs", "top", "lib")  # as a snapshot has them
+    progress = started(first(builds=[build(n, name, "Queued") for n, name in enumerate(names)]))
+    missed = [
+        build(0, "runs", "Building", worker="w", started_at=at(3)),
+        build(1, "broken", "FailedPermanent", finished_at=at(5)),
+        build(2, "needs", "DependencyFailed", reason="broken failed"),
+        build(3, "top", "Completed", finished_at=at(4)),
+        build(4, "lib", "Completed", finished_at=at(2)),
+    ]
+    lines = told(progress, first(builds=missed))
+    assert [line.split()[1] for line in lines] == ["lib", "runs", "top", "broken", "built"]
+
+
 def test_messages_are_told_once() -> None:
     error = {"level": "Error", "source": "nix-eval:packages.x.y", "message": "error: no\nat flake.nix:3"}
     progress = started(first("EvaluatingFlake"))
     lines = told(progress, event("message", **error), first("EvaluatingFlake", messages=[error]))
-    assert lines == ["error: packages.x.y: no"]  # the report at the end has all of it
+    assert lines == ["does not evaluate: packages.x.y"]  # the report at the end has all of it
+
+
+def test_errors_are_only_counted_before_the_report() -> None:
+    unmatched = {"level": "Error", "source": "evaluation", "message": "nope: target matched no derivations"}
+    counters = {"named": 1, "active": 1}
+    lines = told(
+        started(first("EvaluatingDerivation")),
+        event("message", **unmatched),
+        event("evaluation", status="Building", waiting=None, counters=counters),
+    )
+    assert lines == ["building 1 derivation; 1 error so far, told at the end"]
+
+
+def test_a_server_that_is_away_is_waited_for_in_one_line() -> None:
+    progress = started(first())
+    lines = PlainLines(progress)
+    assert [*lines.of(progress.away("does not answer"), 0)] == []  # it may be back in a moment
+    assert [*lines.of(progress.away("is on fire"), 1)] == []
+    assert [*lines.of((), 2)] == ["waits for the server, which does not answer"]
+    assert drawn(progress, 1)[1] == "└── ⏸ waits for the server, which does not answer"
+    progress.fold(first(), 3)
+    assert progress.server is None
+    assert [*lines.of(progress.away("does not answer"), 4)] == []
+    progress.fold(first(), 5)
+    assert [*lines.of((), 6)] == []  # it was
+
+
+def test_a_server_that_stops_is_waited_for() -> None:
+    progress = started(first())
+    assert progress.fold(event("stopping"), 0) == [
+        Waits("waits for the server, which is stopping: its next start goes on")
+    ]
 
 
 def test_building_says_how_much_of_it_is_left() -> None:
@@ -231,7 +277,7 @@ def test_the_tree_fits_on_the_terminal() -> None:
     events = [event("build", build=n, name=f"b{n}", status="Building", at=at(1)) for n in range(500)]
     picture = drawn(started(first(), *events), 2, height=20)
     assert len(picture) < 20
-    assert picture[-2] == "└── … and 486 more"
+    assert picture[-2] == "└── … and 487 more"
 
 
 def test_a_row_names_the_worker_without_its_address() -> None:
