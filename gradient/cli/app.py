@@ -17,6 +17,7 @@ from gradient.cli.serve import serve
 from gradient.cli.status import status
 from gradient.cli.up import up
 from gradient.cli.work import work
+from gradient.settings import program
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,13 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ✔ gets a ?, not a traceback
     try:
-        gradient.main(args=arguments, prog_name="gradient", standalone_mode=False)
+        gradient.main(args=arguments, prog_name=program(), standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
         sys.exit(int(Exit.USAGE))
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "gradient"
-        print(f"{where}: {one_line(error.format_message())} (see {where} --help)", file=sys.stderr)
+        called = error.ctx.command_path if error.ctx else program()
+        name = f"gradient{called.removeprefix(program())}"
+        print(f"{name}: {one_line(error.format_message())} (see {called} --help)", file=sys.stderr)
         sys.exit(int(Exit.USAGE))
     except click.Abort:
         sys.exit(int(Exit.INTERRUPTED))

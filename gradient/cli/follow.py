@@ -69,7 +69,9 @@ class Follower:
                     await self._read(lines, pause)
             except ServerUnreachable as error:
                 if self._away_for() > AWAY_LIMIT:
-                    raise ServerUnreachable(f"{error}; evaluation {self.evaluation} goes on once it is back") from error
+                    raise ServerUnreachable(
+                        f"{error}; evaluation {self.evaluation} goes on once it is back"
+                    ) from error
                 self._tell(self.progress.away(f"does not answer, for {AWAY_LIMIT:g} s at most"))
             await trio.sleep(0 if self.progress.ended else pause.next_pause())
 

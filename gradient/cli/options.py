@@ -13,7 +13,7 @@ import attrs
 import click
 
 from gradient.cli.faults import BadEnvironment, BadUsage
-from gradient.settings import Address, DataDir, Settings, load, read_secret, settings_file
+from gradient.settings import Address, DataDir, Settings, load, program, read_secret, settings_file
 from gradient.settings.tables import Server
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -146,7 +146,7 @@ def find_server(
     url = (server or local or "").rstrip("/")
     if not url:
         raise BadEnvironment(
-            f"no server runs on {data.root}: start one with `gradient serve`, or name one with --server URL"
+            f"no server runs on {data.root}: start one with `{program()} serve`, or name one with --server URL"
         )
     if token_file is not None:
         return Connection(url, _given_token(token_file))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from gradient.cli.run import log_to_stderr, run
 from gradient.cli.up_processes import Server, real_server, run_processes
 from gradient.cli.worker_child import WorkerChild, worker_command
 from gradient.nursery.signals import Stop
-from gradient.settings import Address, DataDir, Settings, read_secret
+from gradient.settings import Address, DataDir, Settings, program, read_secret
 
 if TYPE_CHECKING:
     from gradient.cli.api import ServerFacts
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 # With --once nobody is there who could connect another worker.
 GIVE_UP_AFTER: Final = 60.0  # seconds
-# How the user calls us, when it is not as `gradient`; set by scripts/run.
-PROGRAM_VARIABLE: Final = "GRADIENT_PROGRAM"
 
 
 @attrs.frozen
@@ -149,13 +146,12 @@ class _Work:
     def _what_next(self, outcome: Outcome, facts: ServerFacts, *, serves_on: bool) -> Iterator[str]:
         """How to use the cache, and what can be done now."""
         yield from cache_lines(facts.cache_url, facts.public_key, serves_on=serves_on)
-        program = os.environ.get(PROGRAM_VARIABLE, "gradient")
         if not serves_on:
-            yield f"Next: {program} up FLAKE    (the same, and serves on at a fixed address)"
+            yield f"Next: {program()} up FLAKE    (the same, and serves on at a fixed address)"
             return
-        yield f"Next: {program} build FLAKE    (evaluates another flake here; Ctrl-C ends this server)"
+        yield f"Next: {program()} build FLAKE    (evaluates another flake here; Ctrl-C ends this server)"
         if failed := outcome.first_failed:
-            yield f"      {program} log {failed}    (the whole log of a failed build)"
+            yield f"      {program()} log {failed}    (the whole log of a failed build)"
 
     async def _connection(self, http_url: str) -> Connection:
         data = DataDir(self.up.settings.server.data_dir)

@@ -48,6 +48,7 @@ from gradient.graph import pg
 from gradient.graph.pg import Connection
 from gradient.graph.pg_errors import DatabaseGone, DatabaseInUse, PostgresError
 from gradient.graph.statements import Statement
+from gradient.settings import program
 
 log = structlog.get_logger(__name__)
 
@@ -196,8 +197,8 @@ class EmbeddedPostgres:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise DatabaseInUse(
-                    f"another Gradient server runs on {self.folder.parent}: ask that one (`gradient build`),"
-                    " or name another data directory"
+                    f"another Gradient server runs on {self.folder.parent}: ask that one"
+                    f" (`{program()} build`), or name another data directory"
                 ) from None
             yield
 

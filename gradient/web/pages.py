@@ -18,6 +18,7 @@ from gradient.graph.log_reads import log_tails
 from gradient.graph.page_reads import BuildRow, EvaluationRow, MessageRow
 from gradient.model import EVALUATION_TERMINAL, BuildStatus, EvaluationStatus, MessageLevel
 from gradient.nix.build_failure import failure_reason
+from gradient.settings import program
 from gradient.web.answers import HTML, text_answer
 from gradient.web.errors import NotFound
 from gradient.web.routes import ID, Route
@@ -103,6 +104,7 @@ async def index(site: Site) -> Response:
         cache_url=site.urls.seen_by(request.headers.get("Host")).cache(site.cache.name),
         public_key=site.cache.public_key,
         version=site.version,
+        program=program(),
         duration=lambda since: duration(since, now),
         reload=RELOAD if any(not view.ended for view in evaluations) else None,
     )

@@ -14,7 +14,7 @@ from gradient.graph.messages import AddMessage
 from gradient.model import CachedSource, EvaluationStatus, FailureKind, MessageLevel, Repository
 from gradient.passes.pool import Worker
 from gradient.wire.messages import Capabilities
-from tests.graph.world import LIMITS, START, WORKER
+from tests.graph.world import LIMITS, START, WORKER, out
 from tests.integration.web_support import Web
 
 
@@ -98,6 +98,8 @@ async def test_a_failed_evaluation_shows_log_cause_and_message(web: Web) -> None
     html, words = await page(web, f"/evaluations/{evaluation}")
     lib = await world.id("lib")
     assert "Failed · 3 builds: 1 done, 2 failed or not tried" in words
+    assert f"fine built /nix/store/{out('fine')}" in words
+    assert f"/nix/store/{out('top')}" not in html  # there is no such path yet
     assert " broken: undefined variable" in words
     assert "broken does not evaluate" in words
     assert "lib failed" in words

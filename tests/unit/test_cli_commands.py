@@ -299,6 +299,25 @@ def test_no_server_is_exit_3(data: Path) -> None:
     refused(gradient("build", REMOTE, "--data-dir", data, "--json"), 3, "no server runs on")
 
 
+@pytest.mark.parametrize(
+    ("variable", "argv0", "called"),
+    [
+        ("scripts/gradient", "/x/gradient/__main__.py", "scripts/gradient"),
+        ("", "/x/gradient/__main__.py", "python -m gradient"),
+        ("", "/x/bin/gradient", "gradient"),
+    ],
+)
+def test_hints_can_be_typed_as_they_stand(
+    variable: str, argv0: str, called: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADIENT_PROGRAM", variable)
+    monkeypatch.setattr(sys, "argv", [argv0])
+    assert f"start one with `{called} serve`" in gradient("status", "--data-dir", data).stderr
+    assert gradient("build", "--frob").stderr.endswith(f"(see {called} build --help)\n")
+    assert gradient("build", "--frob").stderr.startswith("gradient build: ")
+    assert gradient("build", "--help").stdout.startswith(f"Usage: {called} build ")
+
+
 def test_a_server_out_of_reach_is_exit_3(data: Path) -> None:
     (data / "http-url").write_text("http://127.0.0.1:9\n")
     refused(gradient("build", REMOTE, "--data-dir", data, "--json"), 3, "http://127.0.0.1:9")
