@@ -146,7 +146,8 @@ def find_server(
     url = (server or local or "").rstrip("/")
     if not url:
         raise BadEnvironment(
-            f"no server runs on {data.root}: start one with `{program()} serve`, or name one with --server URL"
+            f"no server runs on {data.root}: start one with `{program()} serve`,"
+            " or name one with --server URL"
         )
     if token_file is not None:
         return Connection(url, _given_token(token_file))

@@ -145,25 +145,26 @@ class Progress:
         An event of an unknown kind tells nothing. Raises KeyError, TypeError, ValueError or AttributeError
         for one that is not in order.
         """
+        return [*self._happenings(event, now)]
+
+    def _happenings(self, event: dict[str, Any], now: float) -> Iterator[Happening]:
         match event.get("event"):
             case "snapshot":
-                self.server = None
-                return [*self._snapshot(event, now)]
+                yield from self._snapshot(event, now)
             case "evaluation":
-                return [*self._state(event, now)]
+                yield from self._state(event, now)
             case "build":
-                return [*self._build(event)]
+                yield from self._build(event)
             case "message":
-                return [*self._message(event)]
+                yield from self._message(event)
             case "progress":
                 self._attributes(event)
             case "log":
                 self._of(event).tail.add(event["text"])
             case "stopping":
-                return self.away("is stopping: its next start goes on")
+                yield from self.away("is stopping: its next start goes on")
             case "end":
-                return [*self._turn(event["status"])]
-        return []
+                yield from self._turn(event["status"])
 
     def away(self, why: str) -> list[Happening]:
         """The server is waited for, until its next snapshot; the first reason is told."""
@@ -173,6 +174,7 @@ class Progress:
         return [Waits(self.server)]
 
     def _snapshot(self, event: dict[str, Any], now: float) -> Iterator[Happening]:
+        self.server = None
         self.created = _epoch(event.get("created_at"))
         yield from self._state(event, now)
         for message in event.get("messages", ()):
