@@ -46,6 +46,8 @@ EVALUATION_EVALUATING: Final = frozenset(
 )
 # The phases whose eval job is on a worker, and in which EvalResult batches are recorded.
 EVALUATION_RUNNING: Final = EVALUATION_EVALUATING | {EvaluationStatus.FETCHING}
+# Where one stands whose walk is over: it waits for its builds, or for somebody to build them.
+EVALUATION_AFTER_WALK: Final = frozenset({EvaluationStatus.BUILDING, EvaluationStatus.WAITING})
 
 
 class EvaluationKind(IntEnum):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import attrs
 
+from gradient.graph.counters import UNFOLDED, counter
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.predicates import (
     any_of,
@@ -73,13 +74,8 @@ IN_FLIGHT: Final = Statement(
     f"""
     SELECT v.id, v.status, v.waiting_reason, v.waiting_since, v.building_started_at IS NOT NULL,
            coalesce(t.wait_for_workers, false),
-           v.named_shared_builds + coalesce(l.named, 0), v.active_shared_builds + coalesce(l.active, 0),
-           v.building_shared_builds + coalesce(l.building, 0)
-    FROM evaluation v LEFT JOIN task t ON t.id = v.task, LATERAL (
-        SELECT sum(x.named)::integer AS named, sum(x.active)::integer AS active,
-               sum(x.building)::integer AS building
-        FROM evaluation_shared_build_delta x WHERE x.evaluation = v.id
-    ) l
+           {counter("named")}, {counter("active")}, {counter("building")}
+    FROM evaluation v LEFT JOIN task t ON t.id = v.task, {UNFOLDED}
     WHERE {live_evaluation("v")} ORDER BY v.id
     """,
 )

@@ -13,29 +13,31 @@ from typing import Final
 import attrs
 
 from gradient.graph.pg import Connection, execute, fetch_value
-from gradient.graph.predicates import any_of, live_evaluation
+from gradient.graph.predicates import live_evaluation, past_walk
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
-from gradient.model import EvaluationStatus
 
 # The advisory lock of the fold; the one beside the instance lock.
 FOLD_LOCK: Final = 640
-# Where an evaluation waits for nothing but its shared builds.
-_PAST_WALK: Final = {EvaluationStatus.BUILDING, EvaluationStatus.WAITING}
 
+# What the ledger holds of the evaluation `v`, and no fold has added to its columns yet.
+UNFOLDED: Final = """LATERAL (
+        SELECT coalesce(sum(x.named), 0)::integer AS named, coalesce(sum(x.active), 0)::integer AS active,
+               coalesce(sum(x.failed), 0)::integer AS failed, coalesce(sum(x.queued), 0)::integer AS queued,
+               coalesce(sum(x.building), 0)::integer AS building
+        FROM evaluation_shared_build_delta x WHERE x.evaluation = v.id
+    ) unfolded"""
+
+
+def counter(name: str) -> str:
+    """A counter of the evaluation `v` as it is now, in a statement that reads UNFOLDED."""
+    return f"v.{name}_shared_builds + unfolded.{name}"
+
+
+_ALL_COUNTERS: Final = ", ".join(map(counter, ("named", "active", "failed", "queued", "building")))
 EVAL_COUNTERS: Final = Statement(
     "eval_counters",
-    """
-    SELECT v.id, v.named_shared_builds + coalesce(l.named, 0), v.active_shared_builds + coalesce(l.active, 0),
-           v.failed_shared_builds + coalesce(l.failed, 0), v.queued_shared_builds + coalesce(l.queued, 0),
-           v.building_shared_builds + coalesce(l.building, 0)
-    FROM evaluation v, LATERAL (
-        SELECT sum(named)::integer AS named, sum(active)::integer AS active, sum(failed)::integer AS failed,
-               sum(queued)::integer AS queued, sum(building)::integer AS building
-        FROM evaluation_shared_build_delta x WHERE x.evaluation = v.id
-    ) l
-    WHERE v.id = ANY(%(ids)s)
-    """,
+    f"SELECT v.id, {_ALL_COUNTERS} FROM evaluation v, {UNFOLDED} WHERE v.id = ANY(%(ids)s)",
 )
 TRY_FOLD_LOCK: Final = Statement("try_fold_lock", f"SELECT pg_try_advisory_xact_lock({FOLD_LOCK})")
 TAKE_FOLD_LOCK: Final = Statement("take_fold_lock", f"SELECT pg_advisory_xact_lock({FOLD_LOCK})")
@@ -107,23 +109,14 @@ RECOUNT_EVALUATIONS: Final = Statement(
 EVALUATION_DRIFT: Final = Statement(
     "evaluation_drift",
     f"""
-    SELECT v.id, drifted, wedged FROM evaluation v, LATERAL (
-        SELECT coalesce(sum(named), 0) AS named, coalesce(sum(active), 0) AS active,
-               coalesce(sum(failed), 0) AS failed, coalesce(sum(queued), 0) AS queued,
-               coalesce(sum(building), 0) AS building
-        FROM evaluation_shared_build_delta x WHERE x.evaluation = v.id
-    ) l, LATERAL (
+    SELECT v.id, drifted, wedged FROM evaluation v, {UNFOLDED}, LATERAL (
         SELECT {_COUNTED}
         FROM build_job j JOIN derivation_build b ON b.derivation = j.derivation,
         LATERAL evaluation_shared_build_counts(b.status, b.wanted) c
         WHERE j.evaluation = v.id
     ) n, LATERAL (
-        SELECT (v.named_shared_builds + l.named, v.active_shared_builds + l.active,
-                v.failed_shared_builds + l.failed, v.queued_shared_builds + l.queued,
-                v.building_shared_builds + l.building)
-               <> (n.named, n.active, n.failed, n.queued, n.building) AS drifted,
-               n.active = 0 AND v.building_started_at IS NOT NULL
-               AND {any_of("v.status", _PAST_WALK)} AS wedged
+        SELECT ({_ALL_COUNTERS}) <> (n.named, n.active, n.failed, n.queued, n.building) AS drifted,
+               n.active = 0 AND {past_walk("v")} AS wedged
     ) found
     WHERE {live_evaluation("v")} AND (drifted OR wedged)
     ORDER BY v.id

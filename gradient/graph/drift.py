@@ -134,12 +134,7 @@ WANTED_DRIFT: Final = Statement(
     _at_most(
         f"""
     WITH RECURSIVE reached (derivation) AS (
-        {
-            open_closure_cte_body(
-                _ENTRIES,
-                onward="true",
-            )
-        }
+        {open_closure_cte_body(_ENTRIES, onward="true")}
     )
     SELECT b.derivation FROM derivation_build b LEFT JOIN reached w USING (derivation)
     WHERE {open_predicate("b")} AND b.wanted <> (w.derivation IS NOT NULL)

@@ -12,10 +12,10 @@ import attrs
 
 from gradient.graph.assignments import mark_abort_sent
 from gradient.graph.counters import count_at_the_end, eval_counters, recount_evaluations
-from gradient.graph.evaluations import AFTER_EVALUATION, set_status
+from gradient.graph.evaluations import set_status
 from gradient.graph.messages import add_messages
 from gradient.graph.moves import JobAbort
-from gradient.graph.predicates import any_of
+from gradient.graph.predicates import any_of, past_walk
 from gradient.graph.reachability import eval_blocked
 from gradient.graph.release import release_evaluation_need
 from gradient.graph.statements import Statement
@@ -23,6 +23,7 @@ from gradient.graph.transaction import Transaction, ordered
 from gradient.model import (
     ABORTABLE,
     EVALUATION_ACTIVE,
+    EVALUATION_AFTER_WALK,
     EVALUATION_EVALUATING,
     REQUEUEABLE,
     DispatchOutcome,
@@ -41,21 +42,13 @@ COUNT_DISPATCHES: Final = Statement(
     WHERE evaluation = %(evaluation)s AND kind = {int(JobKind.EVAL)}
     """,
 )
-IS_PAST_EVALUATION: Final = Statement(
-    "evaluation_is_past_evaluation",
-    f"""
-    SELECT v.building_started_at IS NOT NULL AND {any_of("v.status", AFTER_EVALUATION)}
-    FROM evaluation v WHERE v.id = %(evaluation)s
-    """,
-)
-# Evaluations past their evaluation phase that name one of these, and whose counters say "done".
+# Evaluations past their walk that name one of these, and whose counters say "done".
 TO_FINISH: Final = Statement(
     "evaluations_to_finish",
     f"""
     SELECT v.id FROM evaluation v
     WHERE v.id IN (SELECT j.evaluation FROM build_job j WHERE j.derivation = ANY(%(ids)s))
-      AND v.building_started_at IS NOT NULL
-      AND {any_of("v.status", AFTER_EVALUATION)}
+      AND {past_walk("v")}
       AND v.active_shared_builds + coalesce((SELECT sum(x.active) FROM evaluation_shared_build_delta x
                                              WHERE x.evaluation = v.id), 0) <= 0
     """,
@@ -89,7 +82,7 @@ async def check_evaluation_done(tx: Transaction, evaluation: int) -> bool:
     if failed is None:
         return False
     verdict = EvaluationStatus.FAILED if failed else EvaluationStatus.COMPLETED
-    return await set_status(tx, evaluation, verdict, AFTER_EVALUATION)
+    return await set_status(tx, evaluation, verdict, EVALUATION_AFTER_WALK)
 
 
 async def finish_evaluations(tx: Transaction) -> None:

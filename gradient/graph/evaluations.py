@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import attrs
 
-from gradient.graph.predicates import live_evaluation
+from gradient.graph.predicates import any_of, live_evaluation
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Rejected, Transaction
 from gradient.model import (
+    EVALUATION_ACTIVE,
     EVALUATION_RUNNING,
     CachedSource,
     EvaluationKind,
@@ -24,8 +25,6 @@ from gradient.model import (
     WalkMode,
 )
 
-# Where an evaluation stands whose stream has ended; one that waits before has never been Building.
-AFTER_EVALUATION: Final = frozenset({EvaluationStatus.BUILDING, EvaluationStatus.WAITING})
 INSERT_EVALUATION: Final = Statement(
     "insert_evaluation",
     """
@@ -53,7 +52,7 @@ SET_STATUS: Final = Statement(
                                THEN coalesce(eval_drv_started_at, %(now)s) ELSE eval_drv_started_at END,
             building_started_at = CASE WHEN %(status)s = {int(EvaluationStatus.BUILDING)}
                                THEN coalesce(building_started_at, %(now)s) ELSE building_started_at END,
-            finished_at = CASE WHEN {live_evaluation("v").replace("v.status", "%(status)s")}
+            finished_at = CASE WHEN {any_of("%(status)s", EVALUATION_ACTIVE)}
                           THEN NULL ELSE %(now)s::timestamptz END
         WHERE v.id = %(evaluation)s AND v.status = ANY(%(allowed)s) AND v.status <> %(status)s
         RETURNING v.id

@@ -10,8 +10,8 @@ from typing import Final
 
 import attrs
 
-from gradient.graph.evaluation_end import IS_PAST_EVALUATION, check_evaluation_done, fail_evaluation
-from gradient.graph.predicates import any_of, blocks_evaluation, live_evaluation
+from gradient.graph.evaluation_end import check_evaluation_done, fail_evaluation
+from gradient.graph.predicates import any_of, blocks_evaluation, live_evaluation, past_walk
 from gradient.graph.repair import RepairScope, repair_build_graph
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction
@@ -19,6 +19,9 @@ from gradient.model import BuildStatus
 
 _UNDER_WAY: Final = frozenset({BuildStatus.QUEUED, BuildStatus.BUILDING, BuildStatus.FAILED_TRANSIENT})
 
+IS_PAST_WALK: Final = Statement(
+    "evaluation_is_past_walk", f"SELECT {past_walk('v')} FROM evaluation v WHERE v.id = %(evaluation)s"
+)
 # An evaluation may still walk what others wait for.
 WALK_TO_COME: Final = Statement(
     "walk_to_come",
@@ -53,7 +56,7 @@ class Repair:
     async def apply(self, tx: Transaction) -> None:
         """Run the repair pass, and end what that cannot help; an evaluation that has gone on meanwhile, or
         ended, stays as it is."""
-        if await tx.value(IS_PAST_EVALUATION, evaluation=self.evaluation):
+        if await tx.value(IS_PAST_WALK, evaluation=self.evaluation):
             await repair_build_graph(tx, self.evaluation, self.scope)
             if not await check_evaluation_done(tx, self.evaluation):
                 await self._end_without_record(tx)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from gradient.graph.counters import UNFOLDED, counter
 from gradient.graph.pg import Connection, fetch_all, fetch_as, fetch_one
 from gradient.graph.predicates import any_of, drv_present_predicate, live_evaluation
 from gradient.graph.statements import Statement
@@ -36,19 +37,12 @@ MAX_BLOCKERS: Final = 50
 
 # --- evaluations ----------------------------------------------------------------------------------
 
-_EVALUATION: Final = """
+_EVALUATION: Final = f"""
     SELECT v.id, v.status, v.repository, v.commit, v.flake_source, v.wildcards, v.source_comment AS comment,
            v.waiting_reason, v.waiting_since, v.created_at, v.finished_at,
-           v.named_shared_builds + coalesce(l.named, 0) AS named,
-           v.active_shared_builds + coalesce(l.active, 0) AS active,
-           v.failed_shared_builds + coalesce(l.failed, 0) AS failed,
-           v.queued_shared_builds + coalesce(l.queued, 0) AS queued,
-           v.building_shared_builds + coalesce(l.building, 0) AS building
-    FROM evaluation v, LATERAL (
-        SELECT sum(named)::integer AS named, sum(active)::integer AS active, sum(failed)::integer AS failed,
-               sum(queued)::integer AS queued, sum(building)::integer AS building
-        FROM evaluation_shared_build_delta x WHERE x.evaluation = v.id
-    ) l
+           {counter("named")} AS named, {counter("active")} AS active, {counter("failed")} AS failed,
+           {counter("queued")} AS queued, {counter("building")} AS building
+    FROM evaluation v, {UNFOLDED}
 """
 EVALUATION: Final = Statement("page_evaluation", f"{_EVALUATION} WHERE v.id = %(evaluation)s")
 EVALUATIONS: Final = Statement("page_evaluations", f"{_EVALUATION} ORDER BY v.id DESC LIMIT %(limit)s")

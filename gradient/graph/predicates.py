@@ -16,6 +16,7 @@ from gradient.model import (
     BUILDER_STATUSES,
     CASCADE_TARGET,
     EVALUATION_ACTIVE,
+    EVALUATION_AFTER_WALK,
     NEED_BUILD_STATUSES,
     TERMINAL_FAILURE,
     TERMINAL_SUCCESS,
@@ -45,6 +46,12 @@ def build_edge(e: str = "e") -> str:
 def live_evaluation(v: str = "v") -> str:
     """The evaluation has not ended."""
     return any_of(f"{v}.status", EVALUATION_ACTIVE)
+
+
+def past_walk(v: str = "v") -> str:
+    """The walk of the evaluation is over and it has not ended: it waits for nothing but its builds. One that
+    waits for a worker before has never been Building."""
+    return f"({v}.building_started_at IS NOT NULL AND {any_of(f'{v}.status', EVALUATION_AFTER_WALK)})"
 
 
 def recorded_predicate(d: str = "d") -> str:
