@@ -86,10 +86,9 @@ class BuildFailed:
             return
         if self.metrics and self.oom_killed:
             await store_metrics(tx, [(job.derivation, job.worker_id, self.metrics)])
-        status, attempt, cache_available = (await tx.rows(BUILD_STATE, derivation=job.derivation))[0]
-        misses, loops = (await tx.rows(COUNT_FAILURES, derivation=job.derivation, evaluation=job.evaluation))[
-            0
-        ]
+        ((status, attempt, cache_available),) = await tx.rows(BUILD_STATE, derivation=job.derivation)
+        counted = await tx.rows(COUNT_FAILURES, derivation=job.derivation, evaluation=job.evaluation)
+        ((misses, loops),) = counted
         failed = FailedAttempt(self.kind, attempt, cache_available, misses, loops, self.oom_killed)
         decision = decide(failed, self.limits)
         message = None if decision.outcome is AttemptOutcome.ABORTED else _cut(self.error)

@@ -74,7 +74,7 @@ IN_FLIGHT: Final = Statement(
     f"""
     SELECT v.id, v.status, v.waiting_reason, v.waiting_since, v.building_started_at IS NOT NULL,
            coalesce(t.wait_for_workers, false),
-           {counter("named")}, {counter("active")}, {counter("building")}
+           {counter("active")}, {counter("building")}
     FROM evaluation v LEFT JOIN task t ON t.id = v.task, {UNFOLDED}
     WHERE {live_evaluation("v")} ORDER BY v.id
     """,
@@ -150,7 +150,6 @@ class InFlight:
     waiting_since: datetime | None
     building_started: bool
     wait_for_workers: bool
-    named: int
     active: int
     building: int
 

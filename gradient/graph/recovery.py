@@ -56,16 +56,29 @@ REQUEUE_ALL_BUILDING: Final = Statement(
 ALL_QUEUED: Final = Statement(
     "all_queued", f"SELECT derivation FROM derivation_build WHERE status = {int(BuildStatus.QUEUED)}"
 )
-REQUEUE_EVALUATIONS: Final = Statement(
-    "requeue_running_evaluations",
-    f"""
+
+
+def _queue_evaluations(which: str) -> str:
+    """Those that fulfil `which` go back to the queue, with a phase event each."""
+    return f"""
     WITH moved AS (
-        UPDATE evaluation SET status = {int(EvaluationStatus.QUEUED)}, updated_at = %(now)s
-        WHERE {any_of("status", EVALUATION_RUNNING)} RETURNING id
+        UPDATE evaluation SET status = {int(EvaluationStatus.QUEUED)}, waiting_reason = NULL,
+               waiting_since = NULL, updated_at = %(now)s
+        WHERE {which} RETURNING id
     )
     INSERT INTO phase_event (evaluation, status, at)
     SELECT id, {int(EvaluationStatus.QUEUED)}, %(now)s FROM moved RETURNING evaluation
-    """,
+    """
+
+
+REQUEUE_EVALUATIONS: Final = Statement(
+    "requeue_running_evaluations", _queue_evaluations(any_of("status", EVALUATION_RUNNING))
+)
+UNPARK_DRAINING: Final = Statement(
+    "unpark_draining_evals",
+    _queue_evaluations(
+        f"status = {int(EvaluationStatus.WAITING)} AND waiting_reason ->> 'kind' = 'draining'"
+    ),
 )
 CLOSE_CLUSTER_ATTEMPTS: Final = Statement(
     "close_cluster_attempts",
@@ -89,14 +102,6 @@ REQUEUE_CLUSTERS: Final = Statement(
                OR {any_of("b.status", TERMINAL_SUCCESS | REQUEUEABLE)})
     ) THEN {int(ClusterStatus.ABORTED)} ELSE {int(ClusterStatus.QUEUED)} END
     WHERE c.status = {int(ClusterStatus.RUNNING)}
-    """,
-)
-UNPARK_DRAINING: Final = Statement(
-    "unpark_draining_evals",
-    f"""
-    UPDATE evaluation SET status = {int(EvaluationStatus.QUEUED)}, waiting_reason = NULL,
-           waiting_since = NULL, updated_at = %(now)s
-    WHERE status = {int(EvaluationStatus.WAITING)} AND waiting_reason ->> 'kind' = 'draining'
     """,
 )
 

@@ -107,17 +107,6 @@ class ReturnAssignment:
 
 
 @attrs.frozen
-class LoseAssignments:
-    """The worker of these assignments is gone (writer message)."""
-
-    assignments: tuple[int, ...]
-
-    async def apply(self, tx: Transaction) -> None:
-        """Builds back to Queued, evaluations back to waiting; those lost too often fail."""
-        await _lose(tx, self.assignments)
-
-
-@attrs.frozen
 class LoseWorker:
     """A worker is gone (writer message), with every assignment it holds: also one whose claim was still
     on its way when the session ended."""
@@ -125,18 +114,14 @@ class LoseWorker:
     worker: UUID
 
     async def apply(self, tx: Transaction) -> None:
-        """As LoseAssignments."""
-        await _lose(tx, await assignments_of_worker(tx, self.worker))
-
-
-async def _lose(tx: Transaction, assignments: Collection[int]) -> None:
-    closed = await abandon_assignments(tx, assignments)
-    await tx.run(LOSE_ATTEMPTS, assignments=[i for i, *_ in closed], now=tx.now)
-    builds = [derivation for _, kind, _, derivation in closed if kind is JobKind.BUILD and derivation]
-    await requeue_builds(tx, ordered(builds))
-    await _give_up_lost(tx, builds)
-    evaluations = [e for _, kind, e, _ in closed if kind is JobKind.EVAL and e is not None]
-    await lose_evaluations(tx, evaluations)
+        """Builds back to Queued, evaluations back to waiting; those lost too often fail."""
+        closed = await abandon_assignments(tx, await assignments_of_worker(tx, self.worker))
+        await tx.run(LOSE_ATTEMPTS, assignments=[i for i, *_ in closed], now=tx.now)
+        builds = [derivation for _, kind, _, derivation in closed if kind is JobKind.BUILD and derivation]
+        await requeue_builds(tx, ordered(builds))
+        await _give_up_lost(tx, builds)
+        evaluations = [e for _, kind, e, _ in closed if kind is JobKind.EVAL and e is not None]
+        await lose_evaluations(tx, evaluations)
 
 
 async def requeue_builds(tx: Transaction, builds: Collection[int]) -> None:

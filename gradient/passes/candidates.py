@@ -51,11 +51,6 @@ class Candidates:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._pending
 
-    def get(self, job_id: str) -> JobCandidate | None:
-        """The pending job with this key."""
-        found = self._pending.get(job_id)
-        return None if found is None else found[1]
-
     def enter(self, candidate: JobCandidate) -> None:
         """A job became pending, or returned: it is new to every worker."""
         self._pending.pop(candidate.job_id, None)

@@ -76,13 +76,12 @@ def phase_from_counters(evaluation: InFlight, pool: PoolView) -> Verdict:
         return None
     if not evaluation.building_started:
         return _before_building(evaluation, pool, kind)
-    if evaluation.named and evaluation.active == 0:
+    # Nor does one wait that names nothing: what its walk found is named by now.
+    if evaluation.active == 0:
         return Finish()
     if evaluation.building > 0:
         waiting = evaluation.status is EvaluationStatus.WAITING
         return Unpark(EvaluationStatus.BUILDING) if waiting else None
-    if evaluation.named == 0:
-        return Finish()
     return ReadBlocking()
 
 

@@ -14,7 +14,7 @@ from gradient.graph.evaluation_reports import EvaluationPhase
 from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation
 from gradient.graph.pg import Connection
 from gradient.graph.record import Record
-from gradient.graph.requeue import LoseAssignments, RetryTransient
+from gradient.graph.requeue import LoseWorker, RetryTransient
 from gradient.model import BuildStatus, EvaluationStatus, FailureKind, Repository
 from tests.graph.world import LIMITS, WORKER, World, derivation, drv, nar, out
 
@@ -239,11 +239,11 @@ async def test_a_lost_worker_requeues_and_ten_in_a_row_give_up(world: World) -> 
     await world.end_stream(evaluation)
     for _ in range(9):
         await world.start("a")
-        await world.apply(LoseAssignments((world.open.pop("a"),)))
+        await world.apply(LoseWorker(WORKER))
         assert await world.status("a") is BuildStatus.QUEUED
         await world.check()
     await world.start("a")
-    await world.apply(LoseAssignments((world.open.pop("a"),)))
+    await world.apply(LoseWorker(WORKER))
     assert await world.status("a") is BuildStatus.FAILED_PERMANENT
     assert await world.status("top") is BuildStatus.DEPENDENCY_FAILED
     assert await world.evaluation_status(evaluation) is EvaluationStatus.FAILED

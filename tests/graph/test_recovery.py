@@ -143,6 +143,8 @@ async def test_only_draining_parks_end(world: World, kind: str) -> None:
     assert await world.evaluation_status(evaluation) is status
     reason = await world.value("SELECT waiting_reason FROM evaluation")
     assert reason == (None if kind == "draining" else {"kind": kind})
+    phases = await world.value("SELECT array_agg(status ORDER BY id) FROM phase_event")
+    assert phases == [EvaluationStatus.WAITING, *([EvaluationStatus.QUEUED] if kind == "draining" else [])]
 
 
 async def test_clusters_are_tried_again_unless_a_member_has_ended(world: World) -> None:

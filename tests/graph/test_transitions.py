@@ -24,7 +24,7 @@ from gradient.graph.moves import BuildChange, Moves
 from gradient.graph.pg import Connection, fetch_all
 from gradient.graph.record import Record
 from gradient.graph.recovery import recover_interrupted_work
-from gradient.graph.requeue import LoseAssignments, LoseWorker, RetryTransient, ReturnAssignment
+from gradient.graph.requeue import LoseWorker, RetryTransient, ReturnAssignment
 from gradient.graph.transaction import Transaction
 from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import (
@@ -114,7 +114,7 @@ async def test_every_report_counts_once(world: World) -> None:
         BuildStarted(assignment),
         StoreBuildOutput(assignment, (BuiltOutput("out", out("a"), 5),), True),
         ReturnAssignment(assignment),
-        LoseAssignments((assignment,)),
+        LoseWorker(WORKER),
     ):
         assert not await world.apply(late)  # type: ignore[func-returns-value,arg-type]
         assert world.moves.empty

@@ -248,8 +248,8 @@ def test_kinds_are_kept_apart() -> None:
     candidates.enter(evaluation(1))
     assert [c.job_id for c in candidates.of_kind(JobKind.EVAL)] == ["eval:1"]
     assert [c.job_id for c in candidates.of_kind(JobKind.BUILD)] == ["build:1"]
-    assert candidates.get("eval:1") is not None
-    assert candidates.get("eval:2") is None
+    assert "eval:1" in candidates
+    assert "eval:2" not in candidates
     assert kind_of(evaluation(1)) is JobKind.EVAL
 
 

@@ -43,7 +43,7 @@ NOBODY = pool(fetch=False, evaluate=False, workers=0)
 
 def in_flight(status: EvaluationStatus, reason: dict[str, Any] | None = None, **facts: Any) -> InFlight:
     started = status is S.BUILDING or (reason is not None and reason["kind"] in {"workers", "graph_stuck"})
-    base = InFlight(1, status, reason, None if reason is None else NOW, started, False, 5, 5, 0)
+    base = InFlight(1, status, reason, None if reason is None else NOW, started, False, 5, 0)
     return attrs.evolve(base, **facts)
 
 
@@ -102,7 +102,6 @@ def test_parks_of_others_are_not_touched(kind: str, started: bool) -> None:
 
 def test_counters_decide_without_a_look_at_the_builds() -> None:
     assert phase_from_counters(in_flight(S.BUILDING, active=0), NOBODY) == Finish()
-    assert phase_from_counters(in_flight(S.BUILDING, named=0, active=0), NOBODY) == Finish()
     assert phase_from_counters(in_flight(S.BUILDING, building=1), NOBODY) is None
     stuck = in_flight(S.WAITING, {"kind": "graph_stuck", "pending_shared_builds": 1}, building=1)
     assert phase_from_counters(stuck, NOBODY) == Unpark(S.BUILDING)
