@@ -94,6 +94,18 @@ async def test_live_means_active(connection: Connection) -> None:
         )
 
 
+@pytest.mark.parametrize("began", [False, True])
+async def test_past_its_walk_is_what_came_to_its_builds_and_has_not_ended(
+    connection: Connection, began: bool
+) -> None:
+    stamp = "now()" if began else "NULL::timestamptz"
+    at_builds = {EvaluationStatus.BUILDING, EvaluationStatus.WAITING}
+    for status in EvaluationStatus:
+        columns = f"{int(status)} AS status, {stamp} AS building_started_at"
+        past = began and status in at_builds
+        assert await truth(connection, predicates.past_walk("b"), columns) is past, status
+
+
 async def test_edges(connection: Connection) -> None:
     for kind in EdgeKind:
         columns = f"{int(kind)} AS kind"
