@@ -186,7 +186,7 @@ class BuildEvents(CollectionEvents):
         if sum(a.evaluation == evaluation for a in jobs) >= MAX_LOST:
             self.fail_evaluation(evaluation)
         elif self.facts.evaluations[evaluation].status in RUNNING:
-            self.facts.evaluations[evaluation].status = V.WAITING
+            self.facts.evaluations[evaluation].turn(V.WAITING)
 
     def retry_transient(self) -> int:
         """Queued again once the backoff, which doubles, is over; out of the queue where that is due."""
@@ -205,5 +205,5 @@ class BuildEvents(CollectionEvents):
         self._requeue_building(self._in(S.BUILDING))
         for row in self.facts.evaluations.values():
             if row.status in RUNNING:
-                row.status = V.QUEUED
+                row.turn(V.QUEUED)
         self.settle()

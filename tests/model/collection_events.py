@@ -23,6 +23,8 @@ class CollectionEvents(CacheEvents):
         facts.evaluations = {v: row for v, row in facts.evaluations.items() if v not in gone}
         facts.names = {key: mark for key, mark in facts.names.items() if key[0] not in gone}
         facts.entry_points = {key: name for key, name in facts.entry_points.items() if key[0] not in gone}
+        for row in facts.evaluations.values():
+            row.recovers = None if row.recovers in gone else row.recovers
         for assignment in facts.assignments.values():
             assignment.evaluation = None if assignment.evaluation in gone else assignment.evaluation
         for attempt in facts.attempts:

@@ -14,7 +14,7 @@ from psycopg.errors import UniqueViolation
 from gradient.graph.assignments import ClaimEvaluation
 from gradient.graph.evaluation_end import AbortEvaluation, FailEvaluation, FinishEvaluation
 from gradient.graph.evaluation_reports import EvalFailed, EvalStreamCompleted, EvaluationPhase
-from gradient.graph.evaluations import CreateEvaluation, UnparkEvaluation
+from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation, UnparkEvaluation
 from gradient.graph.record import Record
 from gradient.graph.transaction import Rejected
 from gradient.model import (
@@ -38,6 +38,9 @@ from tests.model.universe import discovered
 # Evaluations on a worker at the same time.
 STREAMS: Final = 3
 SOURCE: Final = Repository("git+https://example.org/x")
+# Why one waits that has come to its builds.
+STUCK: Final = {"kind": "graph_stuck", "pending_shared_builds": 1}
+NO_WORKERS: Final = {"kind": "workers", "unmet": []}
 # In which a walk comes: 0 is what needs nothing first.
 ORDER: Final = st.integers(0, 99)
 
@@ -57,6 +60,9 @@ class EvaluationSteps(BuildSteps):
     def _unfinished(self) -> list[int]:
         """Live ones whose stream has not ended."""
         return sorted(set(self._live()) - set(self._past()))
+
+    def _building(self) -> list[int]:
+        return self._evaluations(EvaluationStatus.BUILDING)
 
     def _parked(self) -> list[int]:
         return self._evaluations(EvaluationStatus.WAITING)
@@ -133,6 +139,8 @@ class EvaluationSteps(BuildSteps):
         known = rules.recorded(self.model.facts) & {
             n for n, d in self.model.facts.derivations.items() if d.walked
         }
+        # A recovery walks all of it.
+        prune = prune and not self.model.facts.evaluations[evaluation].is_recovery
         left = self.universe.closure(tops, known if prune else ())
         left.sort()
         if order:
@@ -293,9 +301,21 @@ class EvaluationSteps(BuildSteps):
         self.model.fail_evaluation(evaluation)
         self._check()
 
+    @precondition(lambda self: self._building())
+    @step(pick=PICK, stuck=st.booleans())
+    def park(self, pick: int, stuck: bool) -> None:
+        """The waiting pass finds nothing of it to hand out; or it did, a moment ago."""
+        self._park(self._choose(self._building(), pick), stuck=stuck)
+
+    def _park(self, evaluation: int, *, stuck: bool) -> None:
+        self._say(f"park {evaluation}, {'which is stuck' if stuck else 'for want of workers'}")
+        self._apply(ParkEvaluation(evaluation, EvaluationStatus.BUILDING, STUCK if stuck else NO_WORKERS))
+        self.model.park(evaluation, stuck=stuck)
+        self._check()
+
     @step(pick=PICK)
     def unpark(self, pick: int) -> None:
-        """Its workers are back."""
+        """Something of it can be handed out again."""
         if not self._parked():
             _, stream = self._stream(pick)
             self._lose_worker(self.model.facts.assignments[stream.assignment].worker)
@@ -304,7 +324,9 @@ class EvaluationSteps(BuildSteps):
 
     def _unpark(self, evaluation: int) -> None:
         self._say(f"unpark {evaluation}")
-        self._apply(UnparkEvaluation(evaluation, EvaluationStatus.QUEUED))
+        evaluated = self.model.facts.evaluations[evaluation].evaluated
+        status = EvaluationStatus.BUILDING if evaluated else EvaluationStatus.QUEUED
+        self._apply(UnparkEvaluation(evaluation, status))
         self.model.unpark(evaluation)
         self._check()
 

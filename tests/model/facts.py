@@ -55,6 +55,15 @@ class Evaluation:
     has_error: bool = False
     # Something was un-walked while it was walking.
     walk_lost: bool = False
+    # It waits since then though workers for all of it are there: nothing of it can be handed out.
+    stuck_since: datetime | None = None
+    # It brings a lost `.drv` again, for the evaluation that it recovers while there is that one.
+    is_recovery: bool = False
+    recovers: int | None = None
+
+    def turn(self, status: EvaluationStatus) -> None:
+        """Move it. What it waited for before is over."""
+        self.status, self.stuck_since = status, None
 
 
 @attrs.define

@@ -260,6 +260,15 @@ def makers_of_one_path_do_not_wait_for_each_other(stored: Stored) -> Found:
             yield f"{high} waits for {low}"
 
 
+def a_lost_drv_is_brought_again_once(stored: Stored) -> Found:
+    """Not one of the 36: a recovery for each evaluation at most, and none for a recovery (ADR 25)."""
+    rows = stored.facts.evaluations
+    recovered = Counter(row.recovers for row in rows.values() if row.recovers is not None)
+    for evaluation, recoveries in recovered.items():
+        if recoveries > 1 or rows[evaluation].is_recovery:
+            yield f"evaluation {evaluation} has {recoveries}"
+
+
 # --- when nothing moves any more ------------------------------------------------------------------
 
 
@@ -303,6 +312,7 @@ ALWAYS: Final[Mapping[str, Check]] = {
     "35 attempt <= maxAttempts": no_build_tries_too_often,
     "is_cached": an_output_is_cached_when_its_nar_is,
     "held NARs": success_with_its_closure_or_what_it_lacks_is_asked_for,
+    "lost .drv": a_lost_drv_is_brought_again_once,
     "one path, two makers": makers_of_one_path_do_not_wait_for_each_other,
 }
 SETTLED: Final[Mapping[str, Check]] = {

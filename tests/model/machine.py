@@ -140,7 +140,7 @@ class GraphMachine(RepairSteps):
         if self.graph.in_shared:
             self._commit_transaction()
         for _ in range(END):
-            if not self._let_all_go_on() and not self._heal_all():
+            if not (self._let_all_go_on() or self._heal_all() or self._recover_all()):
                 break
         else:
             self._diverge(["it comes to no end"])
@@ -157,6 +157,15 @@ class GraphMachine(RepairSteps):
             self._heal(evaluation)
         return self.last != before
 
+    def _recover_all(self) -> bool:
+        """As the pass does it about what is stuck in spite of that; whether any has ended or begun."""
+        before = self._live()
+        for evaluation in self._building():
+            self._park(evaluation, stuck=True)
+        for evaluation in self._stuck():
+            self._recover_drv(evaluation, minutes=2)
+        return self._live() != before
+
     def _let_all_go_on(self) -> bool:
         """One step of everybody who can make one."""
         facts = self.model.facts
@@ -167,9 +176,6 @@ class GraphMachine(RepairSteps):
         for evaluation in self._queued_evaluations():
             self._start(evaluation, False, 0)
             return True
-        missing = [f"{name}.drv" for name in facts.derivations if f"{name}.drv" not in facts.cached]
-        if missing:
-            self._commit(dict.fromkeys(missing, ()))
         for assignment, job in list(facts.assignments.items()):
             if job.outcome is None and job.kind is JobKind.EVAL:
                 self._apply(EvalFailed(assignment, FailureKind.ABORTED, "aborted", LIMITS.max_attempts))

@@ -10,6 +10,8 @@ Sources: seeds "Queueing and Counters" (Naming, Verdict), "Jobs" (Abort, Failure
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import Final
 from uuid import UUID
 
 import attrs
@@ -29,6 +31,8 @@ from tests.model.settling import EVALUATING, RUNNING
 
 S = BuildStatus
 V = EvaluationStatus
+# How long one is stuck over a lost `.drv` before that is recovered.
+RECOVER_AFTER: Final = timedelta(seconds=120)
 
 
 @attrs.frozen
@@ -45,9 +49,10 @@ class Model(BuildEvents):
     """What happens to evaluations, and with that everything."""
 
     def may_create(self, task: int | None) -> bool:
-        """A task has one evaluation at a time."""
+        """A task has one evaluation at a time, and recoveries beside it."""
         rows = self.facts.evaluations
-        return task is None or not any(rules.is_live(self.facts, v) and rows[v].task == task for v in rows)
+        own = [v for v, row in rows.items() if row.task == task and not row.is_recovery]
+        return task is None or not any(rules.is_live(self.facts, v) for v in own)
 
     def create_evaluation(self, evaluation: int, task: int | None) -> None:
         """A new one, Queued."""
@@ -65,7 +70,7 @@ class Model(BuildEvents):
         row = self.facts.evaluations[job.evaluation]
         order = [V.QUEUED, V.FETCHING, V.EVALUATING_FLAKE, V.EVALUATING_DERIVATION]
         if row.status in order and order.index(row.status) < order.index(status):
-            row.status = status
+            row.turn(status)
         return rules.is_live(self.facts, job.evaluation)
 
     def record(
@@ -118,7 +123,8 @@ class Model(BuildEvents):
         elif gap:
             self.fail_evaluation(job.evaluation)
         elif row.status in EVALUATING:
-            row.status, row.evaluated = V.BUILDING, True
+            row.turn(V.BUILDING)
+            row.evaluated = True
             self.repair(job.evaluation, "eval")
             self.check_evaluation_done(job.evaluation)
         elif row.status in {V.QUEUED, V.FETCHING}:
@@ -144,11 +150,42 @@ class Model(BuildEvents):
             self.fail_evaluation(job.evaluation)
         return set()
 
+    def park(self, evaluation: int, *, stuck: bool) -> None:
+        """Nothing of it can be handed out: for want of workers, or it is stuck."""
+        row = self.facts.evaluations[evaluation]
+        if row.status is V.BUILDING:
+            row.turn(V.WAITING)
+            row.stuck_since = self.now if stuck else None
+
     def unpark(self, evaluation: int) -> None:
-        """Its workers are back."""
+        """Something of it can be handed out again."""
         row = self.facts.evaluations[evaluation]
         if row.status is V.WAITING:
-            row.status = V.QUEUED
+            row.turn(V.BUILDING if row.evaluated else V.QUEUED)
+
+    def may_recover(self, evaluation: int) -> bool:
+        """Another one is to bring a `.drv` that it has been stuck over; once, and not for one that does that
+        itself."""
+        is_recovery = self.facts.evaluations[evaluation].is_recovery
+        return self._misses_drv(evaluation) and not is_recovery and not self._recoveries(evaluation)
+
+    def recover_drv(self, evaluation: int, recovery: int | None) -> None:
+        """It has its recovery from now on, with this number; or it fails, unless one is under way."""
+        rows = self.facts.evaluations
+        goes_on = any(rules.is_live(self.facts, v) for v in self._recoveries(evaluation))
+        if recovery is not None:
+            task = rows[evaluation].task
+            rows[recovery] = Evaluation(V.QUEUED, self.now, task, is_recovery=True, recovers=evaluation)
+        elif self._misses_drv(evaluation) and not goes_on:
+            self.fail_evaluation(evaluation)
+
+    def _misses_drv(self, evaluation: int) -> bool:
+        since = self.facts.evaluations[evaluation].stuck_since
+        overdue = since is not None and self.now - since >= RECOVER_AFTER
+        return overdue and bool(rules.without_drv(self.facts, evaluation))
+
+    def _recoveries(self, evaluation: int) -> list[int]:
+        return [v for v, row in self.facts.evaluations.items() if row.recovers == evaluation]
 
     def abort_evaluation(self, evaluation: int) -> set[str] | None:
         """Abort it, and stop what no other live evaluation wants: of what it names, what only ended ones
@@ -159,7 +196,7 @@ class Model(BuildEvents):
         if not rules.is_live(facts, evaluation):
             return None
         before = rules.wanted(facts)
-        facts.evaluations[evaluation].status = V.ABORTED
+        facts.evaluations[evaluation].turn(V.ABORTED)
         held = self._wanted_by_ended_alone(evaluation)
         self._move(held, S.ABORTED)
         after = rules.wanted(facts)

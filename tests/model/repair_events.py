@@ -206,7 +206,7 @@ class RepairEvents(Settling):
         if not live:
             for named in rules.named_by(facts, evaluation):
                 facts.names[evaluation, named] &= row.status is not V.ABORTED
-            row.status = V.BUILDING
+            row.turn(V.BUILDING)
             self.settle()
             self._skip_aborted(set(rules.named_by(facts, evaluation)) - self._aborted_by(evaluation))
         self.repair(evaluation, "retry", thawed)

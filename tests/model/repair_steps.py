@@ -3,6 +3,7 @@ the consistency check finds nothing."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis.stateful import precondition
 
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.derivation_gc import CollectDerivations
+from gradient.graph.drv_recovery import RecoverDrv
 from gradient.graph.evaluation_build import AbortBuild, BuildRefused, RetryBuild
 from gradient.graph.evaluation_gc import CollectEvaluations
 from gradient.graph.heal import Repair
@@ -153,6 +155,30 @@ class RepairSteps(EvaluationSteps):
         self.model.heal(evaluation)
         self._check()
         self._repaired(evaluation)
+
+    @precondition(lambda self: self._live())
+    @step(pick=PICK, lost=st.booleans(), minutes=st.sampled_from([0, 2]))
+    def recover_drv(self, pick: int, lost: bool, minutes: int) -> None:
+        """It may be stuck over a `.drv`, which perhaps gets lost now."""
+        evaluation = self._choose(self._stuck() or self._building() or self._live(), pick)
+        names = sorted(set(rules.named_by(self.model.facts, evaluation)) & set(self._queued()))
+        if lost and names:
+            self._lose([f"{self._choose(names, pick)}.drv"])
+        self._park(evaluation, stuck=True)
+        self._recover_drv(evaluation, minutes)
+
+    def _stuck(self) -> list[int]:
+        return [v for v, row in self.model.facts.evaluations.items() if row.stuck_since is not None]
+
+    def _recover_drv(self, evaluation: int, minutes: int) -> None:
+        self.graph.pass_time(timedelta(minutes=minutes))
+        self._say(f"recover_drv of {evaluation} {minutes} minutes later")
+        recovery = self._apply(RecoverDrv(evaluation))
+        self._same("RecoverDrv", recovery is not None, self.model.may_recover(evaluation))
+        self.model.recover_drv(evaluation, recovery)
+        if recovery is not None:
+            self.tops[recovery] = self.tops[evaluation]
+        self._check()
 
     @precondition(lambda self: self.model.facts.evaluations)
     @SELDOM

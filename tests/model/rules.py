@@ -239,6 +239,20 @@ def blocking_builds(facts: Facts) -> set[str]:
     return pending | {name for name, b in facts.builds.items() if b.status in {S.QUEUED, S.BUILDING}}
 
 
+def without_drv(facts: Facts, evaluation: int) -> set[str]:
+    """Named shared builds for which nothing is missing but their own .drv, which a walk alone can bring."""
+    waiting = {name for name, b in facts.builds.items() if b.status in {S.CREATED, S.QUEUED} and b.probed}
+    return {
+        name
+        for name in waiting & wanted(facts) & set(named_by(facts, evaluation))
+        if facts.derivations[name].walked
+        and not facts.builds[name].cache_available
+        and blocking_deps(facts, name) == 0
+        and f"{name}.drv" not in facts.cached
+        and not is_assigned(facts, name)
+    }
+
+
 @attrs.frozen
 class Counted:
     """The five counters of an evaluation."""

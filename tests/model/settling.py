@@ -108,19 +108,20 @@ class Settling:
         counted = rules.counters(self.facts, evaluation)
         if not row.evaluated or row.status not in {V.BUILDING, V.WAITING} or counted.active:
             return False
-        row.status = V.FAILED if counted.failed or row.has_error else V.COMPLETED
+        row.turn(V.FAILED if counted.failed or row.has_error else V.COMPLETED)
         return True
 
     def _requeue_evaluation(self, evaluation: int) -> None:
         row = self.facts.evaluations[evaluation]
         if row.status in RUNNING:
-            row.status = V.QUEUED
+            row.turn(V.QUEUED)
 
     def fail_evaluation(self, evaluation: int) -> None:
         """End it with an error. Its entry points still want what is below them."""
         if rules.is_live(self.facts, evaluation):
             row = self.facts.evaluations[evaluation]
-            row.status, row.has_error = V.FAILED, True
+            row.turn(V.FAILED)
+            row.has_error = True
 
     def close(self, assignment: int, outcome: DispatchOutcome) -> Assignment | None:
         """None when it was closed before: the report is stale."""

@@ -15,6 +15,7 @@ from gradient.model import (
     BuildStatus,
     DispatchOutcome,
     EdgeKind,
+    EvaluationKind,
     EvaluationStatus,
     JobKind,
     MessageLevel,
@@ -65,6 +66,7 @@ class Stored:
 
 
 _ERROR = int(MessageLevel.ERROR)
+_RECOVERY = int(EvaluationKind.DRV_RECOVERY)
 # One round trip: a soak reads this after each of a million steps.
 _PICTURE = f"""
     SELECT
@@ -78,6 +80,8 @@ _PICTURE = f"""
       (SELECT json_agg(json_build_array(
            v.id, v.status, v.created_at, v.task, v.building_started_at IS NOT NULL, v.walk_lost,
            EXISTS (SELECT FROM evaluation_message m WHERE m.evaluation = v.id AND m.level = {_ERROR}),
+           CASE WHEN v.waiting_reason ->> 'kind' = 'graph_stuck' THEN v.waiting_since END,
+           v.kind = {_RECOVERY}, v.recovers,
            v.named_shared_builds + coalesce(l.named, 0), v.active_shared_builds + coalesce(l.active, 0),
            v.failed_shared_builds + coalesce(l.failed, 0), v.queued_shared_builds + coalesce(l.queued, 0),
            v.building_shared_builds + coalesce(l.building, 0)) ORDER BY v.id)
@@ -118,10 +122,16 @@ async def read(connection: Connection) -> Stored:
         when = datetime.fromisoformat(updated_at)
         build = Build(BuildStatus(status), when, probed, available, substituted, attempt)
         facts.builds[names_of[i]] = build
-    for i, status, created_at, task, evaluated, walk_lost, has_error, *_ in evaluations:
-        created = datetime.fromisoformat(created_at)
+    for i, status, created_at, task, evaluated, walk_lost, has_error, stuck_since, *rest in evaluations:
         facts.evaluations[i] = Evaluation(
-            EvaluationStatus(status), created, task, evaluated, has_error, walk_lost
+            EvaluationStatus(status),
+            datetime.fromisoformat(created_at),
+            task,
+            evaluated,
+            has_error,
+            walk_lost,
+            None if stuck_since is None else datetime.fromisoformat(stuck_since),
+            *rest[:2],
         )
     facts.names = {(evaluation, names_of[i]): aborted for evaluation, i, aborted in names}
     facts.entry_points = {(evaluation, attr): names_of[i] for evaluation, attr, i in entries}
@@ -141,7 +151,7 @@ async def read(connection: Connection) -> Stored:
             name: {path for i, _, path, cached in outputs if names_of[i] == name and cached}
             for name in facts.derivations
         },
-        counters={i: Counted(*counts) for i, *_, counts in ((v[0], v[7:]) for v in evaluations)},
+        counters={i: Counted(*counts) for i, *_, counts in ((v[0], v[10:]) for v in evaluations)},
         derivation_ids=names_of,
         shared_builds=sorted(names_of[b[0]] for b in builds),
         ledger=ledger,

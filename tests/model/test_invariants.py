@@ -88,6 +88,11 @@ def runs_on(facts: Facts) -> None:
     assign(facts, "low", DispatchOutcome.ABANDONED)
 
 
+def recovered_twice(facts: Facts) -> None:
+    for number in (2, 3):
+        facts.evaluations[number] = Evaluation(EvaluationStatus.QUEUED, START, is_recovery=True, recovers=1)
+
+
 def one_path(facts: Facts) -> None:
     facts.derivations["top"].outputs["out"] = "lib"
 
@@ -136,6 +141,7 @@ BROKEN: dict[str, Callable[[Stored], None]] = {
     "35 attempt <= maxAttempts": fact(build("low", attempt=4)),
     "is_cached": column("is_cached", "low", {"low"}),
     "held NARs": fact(lambda facts: facts.cached.update(low=())),
+    "lost .drv": fact(recovered_twice),
     "one path, two makers": fact(one_path),
     "no evaluation waits": lambda stored: None,
     "nothing is left": lambda stored: None,
