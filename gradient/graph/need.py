@@ -86,7 +86,8 @@ _WANTED_FROM_ABOVE = f"""
             WHERE e.dependency = b.derivation AND x.wanted AND {open_predicate("x")}
               AND {steps_over("e", "x", "xd")} OFFSET 0)
 """
-# Of the rows of the CTE `area`, those that are wanted: from entry points in it and from wanted rows outside.
+# Of the rows of the CTE `area`, all of them open, those that are wanted: from entry points in it and from
+# wanted rows outside.
 _WANTED_INSIDE = f"""
     wanted_outside AS MATERIALIZED (
         SELECT area.derivation FROM area WHERE EXISTS (
@@ -94,7 +95,7 @@ _WANTED_INSIDE = f"""
             JOIN derivation_build x ON x.derivation = e.derivation
             JOIN derivation xd ON xd.id = x.derivation
             WHERE e.dependency = area.derivation AND x.wanted AND {open_predicate("x")}
-              AND {steps_over("e", "x", "xd")} AND x.derivation NOT IN (SELECT i.derivation FROM area i)
+              AND {steps_over("e", "x", "xd")} AND e.derivation NOT IN (SELECT i.derivation FROM area i)
             OFFSET 0)
     ), reached (derivation) AS (
         {
@@ -103,6 +104,7 @@ _WANTED_INSIDE = f"""
             WHERE {open_predicate("b")} AND (b.derivation IN (SELECT o.derivation FROM wanted_outside o)
                   OR {wanting_entry_point("b.derivation")})''',
         within="WHERE (below.derivation IN (SELECT i.derivation FROM area i)) IS TRUE",
+        onward="true",
     )
 }
     )
@@ -118,16 +120,16 @@ READ_NEED: Final = Statement(
         SELECT derivation, true FROM derivation_build WHERE derivation = ANY(%(roots)s)
       UNION
         SELECT below.derivation, false FROM region r, LATERAL (
-            SELECT b.derivation FROM derivation_build x
+            SELECT e.dependency AS derivation FROM derivation_build x
             JOIN derivation xd ON xd.id = x.derivation
             JOIN derivation_dependency e ON e.derivation = x.derivation
-            JOIN derivation_build b ON b.derivation = e.dependency AND {open_predicate("b")}
-            WHERE x.derivation = r.derivation
-              AND (r.is_root OR ({open_predicate("x")} AND {steps_over("e", "x", "xd")}))
+            WHERE x.derivation = r.derivation AND (r.is_root OR {open_predicate("x")})
+              AND (r.is_root OR {steps_over("e", "x", "xd")})
             OFFSET 0
         ) below
     ), area AS MATERIALIZED (
-        SELECT DISTINCT derivation FROM region
+        SELECT b.derivation FROM (SELECT DISTINCT derivation FROM region) AS reachable
+        JOIN derivation_build b USING (derivation) WHERE {open_predicate("b")}
     ), {_WANTED_INSIDE}
     SELECT b.derivation, w.derivation IS NOT NULL
     FROM area JOIN derivation_build b USING (derivation) LEFT JOIN reached w USING (derivation)

@@ -18,6 +18,7 @@ from gradient.graph.predicates import (
     live_evaluation,
     open_predicate,
     unassigned_predicate,
+    wanting_entry_point,
 )
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
@@ -25,6 +26,14 @@ from gradient.model import ABORTABLE, PENDING, BuildStatus
 
 ENTRY_POINTS_OF: Final = Statement(
     "entry_points_of", "SELECT DISTINCT derivation FROM entry_point WHERE evaluation = %(evaluation)s"
+)
+# Of those of an aborted evaluation, the ones that no other has: below the rest all is wanted as it was.
+RELEASED_ENTRY_POINTS: Final = Statement(
+    "released_entry_points",
+    f"""
+    SELECT DISTINCT own.derivation FROM entry_point own
+    WHERE own.evaluation = %(evaluation)s AND NOT {wanting_entry_point("own.derivation")}
+    """,
 )
 # After the need was released: what this evaluation names and only ended ones want. What a live one names
 # goes on, because no abort of it would hold; what one wants without naming it is found by its walk, which is
@@ -100,7 +109,7 @@ MARK_WANTED: Final = Statement(
 async def release_evaluation_need(tx: Transaction, evaluation: int) -> list[int]:
     """Update the need below the entry points of an aborted evaluation, and end what no live one wants: what
     nobody wants any more, and what it names and only ended ones do. Returns what has ended."""
-    released = await update_need(tx, await tx.ids(ENTRY_POINTS_OF, evaluation=evaluation))
+    released = await update_need(tx, await tx.ids(RELEASED_ENTRY_POINTS, evaluation=evaluation))
     held = await _abort(tx, ABORT_WANTED_BY_ENDED, evaluation=evaluation)
     below = await update_need(tx, held)
     await tx.run(MARK_WANTED, evaluation=evaluation, ids=held)
