@@ -9,14 +9,13 @@ import logging
 import pkgutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 import structlog
 
 from bench import metrics
-from bench.harness import Figure, Metric, Options, Result, measure
+from bench.harness import Figure, Metric, Options, Result, measure, say
 
 
 def main() -> int:
@@ -31,7 +30,7 @@ def main() -> int:
     )
     parser.add_argument("--scale", action="store_true", help="also what needs a million derivations")
     arguments = parser.parse_args()
-    chosen = [metric for metric in all_metrics() if _matches(metric.name, arguments.name)]
+    chosen = {metric: what for metric, what in all_metrics().items() if _matches(metric.name, arguments.name)}
     if not chosen:
         known = ", ".join(metric.name for metric in all_metrics())
         parser.error(f"no metric is named {arguments.name!r}; there are {known}")
@@ -39,9 +38,10 @@ def main() -> int:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     options = Options(arguments.graph, arguments.scale)
     kept = True
-    for metric in chosen:
+    for metric, what in chosen.items():
         if isinstance(metric, Figure) and metric.scale and not options.scale:
             continue
+        say(what)
         with tempfile.TemporaryDirectory(prefix="gradient-bench-") as folder:
             result = _result(metric, Path(folder), options)
         _show(result, as_json=arguments.json)
@@ -49,11 +49,13 @@ def main() -> int:
     return 0 if kept else 1
 
 
-def all_metrics() -> Iterator[Metric | Figure]:
-    """The METRIC of every module of bench.metrics."""
+def all_metrics() -> dict[Metric | Figure, str]:
+    """The METRIC of every module of bench.metrics, and the module's word for it."""
+    found: dict[Metric | Figure, str] = {}
     for module in pkgutil.iter_modules(metrics.__path__, f"{metrics.__name__}."):
-        metric: Metric | Figure = importlib.import_module(module.name).METRIC
-        yield metric
+        imported = importlib.import_module(module.name)
+        found[imported.METRIC] = (imported.__doc__ or "").partition("\n")[0]
+    return found
 
 
 def _result(metric: Metric | Figure, folder: Path, options: Options) -> Result:

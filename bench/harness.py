@@ -6,6 +6,7 @@ other side is a `Figure`: it measures itself, against a number.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -93,6 +94,11 @@ def measure(metric: Metric, folder: Path) -> Result:
         baseline_value=round(median(theirs for _, theirs in pairs), 4),
         ratio=round(median(ours / theirs for ours, theirs in pairs), 3),
     )
+
+
+def say(what: str) -> None:
+    """What is being done now, for who waits for the figures."""
+    print(f"# {what}", file=sys.stderr, flush=True)
 
 
 def timed(action: Callable[[], object]) -> float:

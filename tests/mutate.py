@@ -12,6 +12,7 @@ import argparse
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +32,13 @@ LIST: Final = Path(__file__).with_name("mutations.toml")
 COPIED: Final = ("gradient", "tests", "pyproject.toml")
 # Seconds for the tests of one fault: a test that hangs has noticed it too.
 LIMIT: Final = 120
+# Seconds in which a run that is ended cleans up.
+GRACE: Final = 10
 # pytest's exit codes.
 PASSED: Final = 0
 FAILED: Final = 1
+# Our own, when a signal has ended it.
+STOPPED: Final = 130
 
 
 @attrs.frozen
@@ -75,27 +80,70 @@ def copy_of_the_project() -> Iterator[Path]:
         yield root
 
 
-def run_tests(root: Path, tests: Iterable[str], limit: float = LIMIT) -> tuple[int | None, str]:
-    """pytest's exit code in `root` (None: it took longer than `limit` seconds), and what it said."""
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return None, "the tests hung"
-    return done.returncode, done.stdout + done.stderr
+@attrs.define(eq=False)
+class Runs:
+    """pytest, in as many threads as call it, until a signal stops all of it.
+
+    Invariant: what stops a run takes it out of `_under_way` first, so that nobody stops it twice: a second
+    interrupt would keep pytest from cleaning up.
+    """
+
+    stopped: bool = False
+    _under_way: set[subprocess.Popen[str]] = attrs.field(factory=set)
+
+    def stop(self, *_: object) -> None:
+        """A signal handler: no run begins any more, and those under way end, and clean up."""
+        self.stopped = True
+        for run in tuple(self._under_way):
+            self._interrupt(run)
+
+    def _interrupt(self, run: subprocess.Popen[str]) -> None:
+        with suppress(KeyError):
+            self._under_way.remove(run)
+            run.send_signal(signal.SIGINT)
+
+    def tests(self, root: Path, tests: Iterable[str], limit: float = LIMIT) -> tuple[int | None, str]:
+        """pytest's exit code in `root` (None: it took longer than `limit` seconds), and what it said."""
+        environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+        # In a session of its own: an interrupt from the terminal reaches it through us alone.
+        with subprocess.Popen(
+            [*command, *tests],
+            cwd=root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as run:
+            self._under_way.add(run)
+            if self.stopped:
+                self._interrupt(run)
+            try:
+                said, _ = run.communicate(timeout=limit)
+                return run.returncode, said
+            except subprocess.TimeoutExpired:
+                self._end(run)
+                return None, "the tests hung"
+            finally:
+                self._under_way.discard(run)
+
+    def _end(self, run: subprocess.Popen[str]) -> None:
+        self._interrupt(run)
+        try:
+            run.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            run.kill()
 
 
-def verdict(mutation: Mutation) -> tuple[bool, str]:
+def verdict(mutation: Mutation, runs: Runs) -> tuple[bool, str]:
     """Whether the tests named for a fault notice it, and in what words."""
     with copy_of_the_project() as root:
         try:
             mutation.apply(root)
         except LookupError as error:
             return False, str(error)
-        code, said = run_tests(root, mutation.tests)
+        code, said = runs.tests(root, mutation.tests)
     if code is None:
         return True, "caught: hung"
     if code == FAILED:
@@ -103,29 +151,31 @@ def verdict(mutation: Mutation) -> tuple[bool, str]:
     return False, "SURVIVED" if code == PASSED else f"the tests did not run:\n{said[-2000:]}"
 
 
-def healthy(mutations: Sequence[Mutation]) -> str | None:
+def healthy(mutations: Sequence[Mutation], runs: Runs) -> str | None:
     """Nothing when every named test passes without a fault; otherwise what pytest said."""
     tests = sorted({test for mutation in mutations for test in mutation.tests})
     with copy_of_the_project() as root:
-        code, said = run_tests(root, tests, LIMIT * 5)
+        code, said = runs.tests(root, tests, LIMIT * 5)
     return None if code == PASSED else said[-4000:]
 
 
-def run(mutations: Sequence[Mutation], jobs: int) -> int:
-    """Try every fault, `jobs` at a time; how many were caught."""
+def run(mutations: Sequence[Mutation], jobs: int, runs: Runs) -> int:
+    """Try every fault, `jobs` at a time, until stopped; how many were caught."""
     due: queue.SimpleQueue[Mutation] = queue.SimpleQueue()
     for mutation in mutations:
         due.put(mutation)
     caught: list[Mutation] = []
 
     def work() -> None:
-        while True:
+        while not runs.stopped:
             try:
                 mutation = due.get_nowait()
             except queue.Empty:
                 return
             started = time.monotonic()
-            noticed, words = verdict(mutation)
+            noticed, words = verdict(mutation, runs)
+            if runs.stopped:
+                return
             if noticed:
                 caught.append(mutation)
             print(f"{time.monotonic() - started:5.1f} s  {mutation.what}: {words}", flush=True)
@@ -139,7 +189,7 @@ def run(mutations: Sequence[Mutation], jobs: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 when every fault was caught, 2 when none could be tried."""
+    """0 when every fault was caught, 2 when none could be tried, 130 when a signal ended it."""
     parser = argparse.ArgumentParser(prog="scripts/mutate", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("words", nargs="*", help="only the faults with one of these in their name")
     parser.add_argument("--jobs", type=int, default=2, help="faults at a time (2)")
@@ -148,11 +198,17 @@ def main(arguments: Sequence[str]) -> int:
     if not mutations:  # pytest without a name would run everything
         print(f"no fault has {' or '.join(options.words)} in its name: {LIST.relative_to(ROOT)} has them all")
         return 2
-    if failure := healthy(mutations):
+    runs = Runs()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, runs.stop)
+    failure = healthy(mutations, runs)
+    if failure and not runs.stopped:
         print(f"the tests fail without a fault:\n{failure}")
         return 2
-    caught = run(mutations, options.jobs)
-    print(f"{caught} of {len(mutations)} caught")
+    caught = run(mutations, options.jobs, runs)
+    print(f"{caught} of {len(mutations)} caught{', then stopped' if runs.stopped else ''}")
+    if runs.stopped:
+        return STOPPED
     return 0 if caught == len(mutations) else 1
 
 

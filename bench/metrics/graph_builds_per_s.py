@@ -12,7 +12,7 @@ from typing import Final
 from bench.graph.database import Cluster, on_cluster
 from bench.graph.evaluation import built, reported, serving
 from bench.graph.shape import load
-from bench.harness import Figure, Options, Result
+from bench.harness import Figure, Options, Result, say
 
 LIMIT: Final = 800.0
 
@@ -22,7 +22,9 @@ def run(name: str, folder: Path, options: Options) -> Result:
 
     async def measure(cluster: Cluster) -> float:
         async with serving(await cluster.fresh()) as server:
+            say("it is reported")
             await reported(server, graph)
+            say("it is built")
             return await built(server, graph)
 
     seconds = on_cluster(folder, measure)

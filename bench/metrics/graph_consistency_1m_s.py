@@ -21,7 +21,7 @@ from bench.graph.database import Cluster, on_cluster
 from bench.graph.evaluation import Server, reported, serving
 from bench.graph.population import State, populate
 from bench.graph.shape import made_up
-from bench.harness import Figure, Options, Result
+from bench.harness import Figure, Options, Result, say
 from bench.product import BenchFailed
 from gradient.graph.consistency import graph_consistency_report
 from gradient.graph.pg import Connection, fetch_all
@@ -114,6 +114,7 @@ async def check(cluster: Cluster, size: int) -> tuple[float, float, float]:
     url = await cluster.fresh()
     locks = AllLocks()
     async with await Connection.connect(url) as connection:
+        say(f"{size:,} derivations are written")
         await populate(connection, size // 10 * 9, State.DONE)
         await populate(connection, size // 10, State.WAITING)
         for statement in DRIFT:
@@ -124,6 +125,7 @@ async def check(cluster: Cluster, size: int) -> tuple[float, float, float]:
         async with serving(url) as server, trio.open_nursery() as nursery:
             nursery.start_soon(locks.watch, url)
             own = OwnLocks(server.writer.submit)
+            say("they are checked")
             async with builds_beside(server):
                 start = time.perf_counter()
                 found = await graph_consistency_report(connection, own.submit)
@@ -131,6 +133,7 @@ async def check(cluster: Cluster, size: int) -> tuple[float, float, float]:
             nursery.cancel_scope.cancel()
             if found.clean:
                 raise BenchFailed("the check found nothing of what had drifted")
+            say("they are checked again")
             if not (again := await graph_consistency_report(connection, server.writer.submit)).clean:
                 raise BenchFailed(f"a second check found {again}")
     return seconds, own.longest, locks.longest

@@ -12,7 +12,7 @@ from bench.graph.database import Cluster, on_cluster
 from bench.graph.evaluation import built, reported, serving
 from bench.graph.population import State, populate
 from bench.graph.shape import Graph, load
-from bench.harness import Figure, Options, Result
+from bench.harness import Figure, Options, Result, say
 from gradient.graph.pg import Connection
 
 LIMIT: Final = 1.5
@@ -32,11 +32,14 @@ def run(name: str, folder: Path, options: Options) -> Result:
     graph = load(options.graph)
 
     async def measure(cluster: Cluster) -> tuple[float, float]:
+        say("the builds alone")
         alone = await seconds_for(await cluster.fresh(), graph)
         crowded = await cluster.fresh()
+        say(f"{OTHERS:,} others are written")
         async with await Connection.connect(crowded) as connection:
             await populate(connection, OTHERS - WAITING, State.DONE)
             await populate(connection, WAITING, State.WAITING)
+        say("the builds among them")
         return alone, await seconds_for(crowded, graph)
 
     alone, crowded = on_cluster(folder, measure)

@@ -14,7 +14,7 @@ from bench.graph.database import Cluster, on_cluster
 from bench.graph.evaluation import serving
 from bench.graph.plain_copy import copied_in, copied_out
 from bench.graph.shape import Graph, load
-from bench.harness import Figure, Options, Result
+from bench.harness import Figure, Options, Result, say
 from gradient.graph.pg import Connection
 from tests.graph.world import World
 
@@ -40,7 +40,11 @@ def run(name: str, folder: Path, options: Options) -> Result:
     graph = load(options.graph)
 
     async def measure(cluster: Cluster) -> list[tuple[float, float]]:
-        return [await pair(cluster, graph) for _ in range(PAIRS)]
+        pairs = []
+        for number in range(1, PAIRS + 1):
+            say(f"pair {number} of {PAIRS}")
+            pairs.append(await pair(cluster, graph))
+        return pairs
 
     pairs = on_cluster(folder, measure)
     ratio = median(ours / theirs for ours, theirs in pairs)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from gradient.graph import predicates
 from gradient.graph.statements import all_statements
 from tests.graph.test_structure import demanding_the_lock
-from tests.mutate import ROOT, main, read_mutations
+from tests.mutate import ROOT, STOPPED, main, read_mutations
 
 MUTATIONS = read_mutations()
 # What moves the need, the queue, names, verdicts and locks by the seed's rules; what writes a counter or a
@@ -88,3 +92,52 @@ def test_every_fault_has_a_name_and_tests_of_its_own() -> None:
             file, _, function = test.partition("::")
             text = (ROOT / file).read_text()
             assert not function or f"def {function.partition('[')[0]}(" in text, f"{mutation.what}: no {test}"
+
+
+# As `scripts/mutate` runs it, with one fault: what is told of it is not read.
+PROGRAM = """
+import sys
+from tests import mutate
+fault = mutate.Mutation("a fault", "nothing", "tests/mutate.py", "Deliberate faults", "Faults", sys.argv[1:])
+mutate.read_mutations = lambda: [fault]
+sys.exit(mutate.main([]))
+"""
+# Its runs count themselves; the last stops everything, and is not over before it is interrupted itself.
+TEST = """
+import os, pathlib, pytest, signal
+folder = pathlib.Path(__file__).parent
+
+@pytest.fixture
+def cleaned():
+    yield
+    folder.joinpath("cleaned").touch()
+
+def test(cleaned):
+    left = int(folder.joinpath("runs").read_text())
+    folder.joinpath("runs").write_text(str(left - 1))
+    folder.joinpath("cleaned").unlink(missing_ok=True)
+    while left == 1:
+        os.kill(os.getppid(), signal.SIGTERM)
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("runs", [1, 2], ids=["before the faults", "in the middle of them"])
+def test_what_is_stopped_leaves_nothing_behind(tmp_path: Path, runs: int) -> None:
+    temporary, test = tmp_path / "temporary", tmp_path / "test_stops.py"
+    temporary.mkdir()
+    test.write_text(TEST)
+    (tmp_path / "runs").write_text(str(runs))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(test)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == STOPPED, done.stderr
+    assert done.stdout == "0 of 1 caught, then stopped\n"
+    assert list(temporary.iterdir()) == []
+    assert (tmp_path / "cleaned").exists()
