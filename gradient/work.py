@@ -42,7 +42,7 @@ from gradient.worker.capabilities import find_host, worker_capabilities
 from gradient.worker.connection import Credentials, Uplink
 from gradient.worker.git_process import Git
 from gradient.worker.git_repo import GitCache
-from gradient.worker.identity import server_url, worker_id, worker_token
+from gradient.worker.identity import server_url, worker_id, worker_name, worker_token
 from gradient.worker.jobs import execute
 from gradient.worker.machine import Machine
 from gradient.worker.session import Session
@@ -97,6 +97,7 @@ async def work(settings: Settings, stop: Stop, *, signals: bool = True) -> None:
             partial(trio.to_thread.run_sync, _credentials, settings),
             http,
             partial(_session, machine, worker_capabilities(machine.host, settings.worker, nix_version)),
+            name=worker_name(settings),
         )
         await run_root(partial(_start, machine, uplink, stop if signals else None), stop)
 

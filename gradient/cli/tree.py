@@ -87,8 +87,7 @@ def _row(mark: str, style: str, build: Build, now: float, remark: str, separator
 
 
 def _where(build: Build) -> str:
-    # Without the address behind its name, which is the same in every row.
-    return f"on {build.worker.partition(' (')[0]}" if build.worker else ""
+    return f"on {build.worker}" if build.worker else ""
 
 
 def _phase(progress: Progress) -> str:

@@ -78,7 +78,7 @@ class Sessions:
             log.warning("worker turned away: the database does not answer", error=str(error))
             await link.close(TRY_AGAIN_LATER, "the database does not answer, try again later")
             return
-        worker = self._worker(link, registrar, established)
+        worker = self._worker(registrar, established)
         if not self.scheduler.pool.add(worker):
             await link.close(1008, "a worker with this id is connected already")
             return
@@ -97,11 +97,11 @@ class Sessions:
         self._ended.set()
         self._ended = trio.Event()
 
-    def _worker(self, link: Link, registrar: Registrar, established: Established) -> Worker:
+    def _worker(self, registrar: Registrar, established: Established) -> Worker:
         proven, asked = registrar.proven, established.capabilities
         return Worker(
             id=UUID(established.worker_id),
-            name=f"{established.worker_id[:8]} ({link.peer})",
+            name=self._name(established),
             projects=frozenset(established.authorized_peers),
             capabilities=Capabilities(
                 fetch=asked.fetch and any(r.enable_fetch for r in proven),
@@ -110,6 +110,12 @@ class Sessions:
             ),
             connected_at=self.clock(),
         )
+
+    def _name(self, established: Established) -> str:
+        """What people call a worker, with the head of its id where that alone does not tell it apart."""
+        head = established.worker_id[:8]
+        taken = any(worker.name == established.name for worker in self.scheduler.pool)
+        return f"{established.name} ({head})" if taken else established.name or head
 
     def _session(self, link: Link, worker: Worker) -> Session:
         logs = LogLane(self.readers, self.hub.publish_log)

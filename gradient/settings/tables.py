@@ -174,12 +174,14 @@ class WorkerLog:
 
 @attrs.frozen
 class Worker:
-    """`[worker]`: one worker. Without `server_url` and `token_file` it looks for a server on this host.
+    """`[worker]`: one worker. Without `server_url` and `token_file` it looks for a server on this host;
+    without `name` people see it under the host's name.
 
     `nix` is the `nix` binary; its neighbours are `nix-daemon` and `nix-store`. Set, builds go through
     that daemon as a child process, never through a socket. An empty `gcroots_dir` keeps no roots.
     """
 
+    name: str | None = None
     server_url: str | None = None
     token_file: Path | None = None
     nix: Path | None = None

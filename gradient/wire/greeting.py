@@ -58,10 +58,10 @@ async def greet(
 
 
 async def introduce(
-    link: Link, worker_id: str, capabilities: Capabilities, tokens: Sequence[PeerToken]
+    link: Link, worker_id: str, capabilities: Capabilities, tokens: Sequence[PeerToken], name: str = ""
 ) -> Established:
     """The worker's end."""
-    session = await _within_limit(link, worker_side(worker_id, capabilities, tokens), None)
+    session = await _within_limit(link, worker_side(worker_id, capabilities, tokens, name=name), None)
     link.trust()
     return session
 

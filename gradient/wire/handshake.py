@@ -35,6 +35,9 @@ FORBIDDEN: Final = 403
 NO_CACHE: Final = 495
 ALREADY_CONNECTED: Final = 496
 
+# A host name; a longer one would not fit into a row of a table.
+MAX_NAME: Final = 64  # characters
+
 # The peer name of a token that serves every challenged peer without a token of its own.
 ANY_PEER: Final = "*"
 
@@ -64,6 +67,8 @@ class Established:
     capabilities: Capabilities
     authorized_peers: tuple[str, ...]
     failed_peers: tuple[FailedPeer, ...]
+    # The worker's, fit for a line of text; "" when it has none.
+    name: str = ""
 
 
 @attrs.frozen
@@ -125,7 +130,8 @@ def server_side(
     authorized, failed = _sorted_verdicts(peers, verdicts)
     if not authorized:
         raise HandshakeRefused(UNAUTHORIZED, _no_valid_token(failed))
-    session = Established(version, worker_id, _both(granted, init.capabilities), authorized, failed)
+    capabilities = _both(granted, init.capabilities)
+    session = Established(version, worker_id, capabilities, authorized, failed, _fit_name(init.name))
     yield Send(InitAck(session.capabilities, authorized, failed))
     return session
 
@@ -135,10 +141,11 @@ def worker_side(
     capabilities: Capabilities,
     tokens: Sequence[PeerToken],
     *,
+    name: str = "",
     versions: Versions = OURS,
 ) -> Generator[Step, Any, Established]:
     """The worker's end. Of `tokens` only those of challenged peers leave this machine."""
-    yield Send(InitConnection(versions.oldest, versions.newest, worker_id, capabilities))
+    yield Send(InitConnection(versions.oldest, versions.newest, worker_id, capabilities, name))
     challenge = _expect(AuthChallenge, _unless_rejected((yield Receive())))
     _agreed_version(versions, Versions(challenge.version, challenge.version))
     ours = _tokens_for(challenge.peers, tokens)
@@ -150,6 +157,7 @@ def worker_side(
         _both(capabilities, ack.capabilities),
         ack.authorized_peers,
         ack.failed_peers,
+        name,
     )
 
 
@@ -184,6 +192,11 @@ def _checked_worker_id(text: str) -> str:
         return str(UUID(text))
     except ValueError:
         raise HandshakeRefused(MALFORMED, "the worker id is not a UUID") from None
+
+
+def _fit_name(name: str) -> str:
+    """A name decides nothing, so a bad one is mended and not refused."""
+    return "".join(filter(str.isprintable, name))[:MAX_NAME].strip()
 
 
 def _tokens_for(peers: Sequence[str], tokens: Sequence[PeerToken]) -> dict[str, str]:

@@ -46,12 +46,14 @@ class Capabilities:
 
 @attrs.frozen
 class InitConnection:
-    """First frame of a worker. `worker_id` is a UUID the worker keeps in its data directory."""
+    """First frame of a worker. `worker_id` is a UUID the worker keeps in its data directory, `name` what
+    people call it."""
 
     oldest: int
     newest: int
     worker_id: str
     capabilities: Capabilities
+    name: str = ""
 
 
 @attrs.frozen

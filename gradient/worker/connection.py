@@ -62,6 +62,8 @@ class Uplink:
     credentials: Callable[[], Awaitable[Credentials]]
     http: HttpClient
     make_session: Callable[[Link, str], Session]
+    # What people call this worker.
+    name: str = attrs.field(default="", kw_only=True)
     # Opens the link; tests have no sockets.
     connect: Callable[[str], AbstractAsyncContextManager[Link]] = attrs.field(default=connect, kw_only=True)
     # Whether a server has ever let us in.
@@ -112,7 +114,7 @@ class Uplink:
         proto_url = await self._find_proto(credentials.server_url)
         tokens = [PeerToken(ANY_PEER, credentials.token)]
         async with self.connect(proto_url) as link:
-            await introduce(link, self.worker_id, Capabilities(), tokens)
+            await introduce(link, self.worker_id, Capabilities(), tokens, self.name)
             self._known = True
             log.info("connected", server=credentials.server_url, worker=self.worker_id)
             return await self._serve(self.make_session(link, credentials.server_url))

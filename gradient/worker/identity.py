@@ -1,10 +1,11 @@
-"""Who this worker is: the id it keeps, the server it belongs to, the token it shows. Layer: worker.
+"""Who this worker is: the id it keeps, its name, the server it belongs to, the token it shows. Layer: worker.
 
 A worker on the server's host finds all of it in the data directory. Blocking: call from a worker thread.
 """
 
 from __future__ import annotations
 
+import socket
 import uuid
 from typing import Final
 
@@ -24,6 +25,11 @@ def worker_id(data: DataDir) -> str:
     made = str(uuid.uuid4())
     write_atomically(data.worker_id, f"{made}\n")
     return made
+
+
+def worker_name(settings: Settings) -> str:
+    """What people call this worker: the setting, else the host's name."""
+    return settings.worker.name or socket.gethostname()
 
 
 def server_url(settings: Settings) -> str:

@@ -109,7 +109,7 @@ class ServerWorld:
         return BuildStatus(await self.value(query, name))
 
     @asynccontextmanager
-    async def worker(self, number: int = 1, **facts: Any) -> AsyncIterator[ScriptedWorker]:
+    async def worker(self, number: int = 1, *, name: str = "", **facts: Any) -> AsyncIterator[ScriptedWorker]:
         """A connected worker that has said what it can do."""
         ours, theirs = trio.testing.memory_stream_pair()
 
@@ -121,7 +121,8 @@ class ServerWorld:
 
         self.nursery.start_soon(serve)  # noqa: ASYNC113  # the stream pair buffers
         async with connect_over(ours) as link:
-            await introduce(link, str(UUID(int=number)), wire.Capabilities(), [wire.PeerToken("*", TOKEN)])
+            tokens = [wire.PeerToken("*", TOKEN)]
+            await introduce(link, str(UUID(int=number)), wire.Capabilities(), tokens, name)
             worker = ScriptedWorker(link, self)
             facts = {
                 "architectures": ("x86_64-linux",),

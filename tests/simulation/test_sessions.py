@@ -205,6 +205,16 @@ async def test_a_worker_that_describes_itself_badly_is_turned_away(
     await nobody_connected(server)
 
 
+async def test_workers_are_called_by_name_and_by_id_where_a_name_is_taken(server: ServerWorld) -> None:
+    async with (
+        server.worker(0xA << 124, name="host"),
+        server.worker(0xB << 124, name="host"),
+        server.worker(0xC << 124),
+    ):
+        names = [worker.name for worker in server.scheduler.pool]
+    assert names == ["host", "host (b0000000)", "c0000000"]
+
+
 async def test_a_message_out_of_place_ends_the_session(server: ServerWorld) -> None:
     async with server.worker() as worker:
         await worker.link.send(wire.InitConnection(1, 1, str(UUID(int=5)), wire.Capabilities()))

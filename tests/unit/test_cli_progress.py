@@ -280,12 +280,6 @@ def test_the_tree_fits_on_the_terminal() -> None:
     assert picture[-2] == "└── … and 487 more"
 
 
-def test_a_row_names_the_worker_without_its_address() -> None:
-    where = "9230439b (127.0.0.1:47440)"
-    progress = started(first(), event("build", build=1, name="x", status="Building", worker=where, at=at(1)))
-    assert drawn(progress, 2)[1] == "└── ⏵ x 1.0s on 9230439b"
-
-
 def test_long_names_are_cut_not_wrapped() -> None:
     progress = started(first(), event("build", build=1, name="n" * 200, status="Building", at=at(1)))
     assert len(drawn(progress, 2)) == 3

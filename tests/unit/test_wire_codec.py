@@ -27,8 +27,8 @@ GOLDEN = {
     "923c84a66a6f625f6964a16aa46d6f646501a5706174687392a22f61a22f62a871756572795f696401": m.CacheQuery(
         "j", 1, ("/a", "/b"), m.QueryMode.PULL
     ),
-    "920184ac6361706162696c697469657383a56275696c64c2a46576616cc3a56665746368c3a66e657765737401"
-    "a66f6c6465737401a9776f726b65725f6964a177": m.InitConnection(1, 1, "w", m.Capabilities(build=False)),
+    "920185ac6361706162696c697469657383a56275696c64c2a46576616cc3a56665746368c3a46e616d65a16ea66e657765737401"
+    "a66f6c6465737401a9776f726b65725f6964a177": m.InitConnection(1, 1, "w", m.Capabilities(build=False), "n"),
 }
 
 
@@ -36,6 +36,16 @@ GOLDEN = {
 def test_golden_frames(frame: str, message: Any) -> None:
     assert encode(message).hex() == frame
     assert decode(bytes.fromhex(frame), EVERYTHING) == message
+
+
+def test_a_worker_of_before_there_were_names() -> None:
+    frame = (
+        "920184ac6361706162696c697469657383a56275696c64c2a46576616cc3a56665746368c3a66e657765737401"
+        "a66f6c6465737401a9776f726b65725f6964a177"
+    )
+    assert decode(bytes.fromhex(frame), EVERYTHING) == m.InitConnection(
+        1, 1, "w", m.Capabilities(build=False)
+    )
 
 
 def test_the_order_of_fields_means_nothing() -> None:

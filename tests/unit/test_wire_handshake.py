@@ -56,7 +56,8 @@ def init(oldest: int = 1, newest: int = 1, worker_id: str = WORKER) -> m.InitCon
 def test_both_ends_agree() -> None:
     """The two generators played against each other, message by message."""
     tokens = (m.PeerToken("project", "t1"), m.PeerToken("*", "t2"), m.PeerToken("elsewhere", "t3"))
-    server, worker = server_side(m.Capabilities(build=False)), worker_side(WORKER, ALL, tokens)
+    server = server_side(m.Capabilities(build=False))
+    worker = worker_side(WORKER, ALL, tokens, name="host-1")
     checked: dict[str, str] = {}
     to_server: Any = None
     to_worker: Any = None
@@ -93,7 +94,18 @@ def test_both_ends_agree() -> None:
         capabilities=m.Capabilities(build=False),
         authorized_peers=("project", "other"),
         failed_peers=(m.FailedPeer("team", "wrong token"),),
+        name="host-1",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("", ""), ("host.example", "host.example"), ("\x1b[31mred\n\0", "[31mred"), ("n" * 99, "n" * 64)],
+)
+def test_a_name_is_mended_not_refused(name: str, shown: str) -> None:
+    hello = m.InitConnection(1, 1, WORKER, ALL, name)
+    _, session = play(server_side(ALL), hello, ("p",), m.AuthResponse((m.PeerToken("p", "t"),)), {"p": None})
+    assert session.name == shown
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from pathlib import Path
 
 import pytest
 
 from gradient.settings import DataDir, InsecureSecret, Settings, SettingsError, load, write_secret
-from gradient.worker.identity import server_url, worker_id, worker_token
+from gradient.worker.identity import server_url, worker_id, worker_name, worker_token
 
 
 def settings(folder: Path, **flags: object) -> Settings:
@@ -31,6 +32,11 @@ def test_the_server_is_the_one_that_was_named_or_that_runs_here_or_would(tmp_pat
     assert server_url(settings(tmp_path)) == "http://127.0.0.1:4567"
     named = settings(tmp_path, **{"worker.serverUrl": "https://ci.example.org/"})
     assert server_url(named) == "https://ci.example.org"
+
+
+def test_a_worker_is_called_by_its_setting_or_its_host(tmp_path: Path) -> None:
+    assert worker_name(settings(tmp_path)) == socket.gethostname()
+    assert worker_name(settings(tmp_path, **{"worker.name": "big"})) == "big"
 
 
 def test_the_token_is_the_servers_own_or_a_named_one(tmp_path: Path) -> None:
