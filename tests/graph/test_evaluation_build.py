@@ -20,6 +20,7 @@ from gradient.graph.unconfirmed import AbandonUnconfirmed
 from gradient.model import (
     ABORTABLE,
     USER_RETRYABLE,
+    AttemptOutcome,
     BuildStatus,
     EntryPoint,
     EvaluationStatus,
@@ -105,6 +106,27 @@ async def test_an_abort_stops_the_build_and_fails_what_wants_it(world: World) ->
     assert await world.evaluation_status(evaluation) is E.FAILED
     await world.confirm_abort("bad")
     assert await world.status("bad") is B.ABORTED
+    await world.check()
+
+
+async def test_what_a_person_stopped_is_no_failure_of_its_builder(world: World) -> None:
+    """Or no evaluation of a task would ever try it again."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, CHAIN, entries=["top"])
+    await world.start("bad")
+    await world.abort_build("bad")
+    await world.confirm_abort("bad")
+    assert await world.value("SELECT outcome FROM build_attempt") == AttemptOutcome.ABORTED
+    assert await world.value("SELECT reason FROM build_attempt") is None
+    await world.end_stream(evaluation)
+    later = await world.apply(CreateEvaluation("main", SOURCE, task=await in_task(world)))
+    await world.start_evaluation(later)
+    await world.record(later, CHAIN, entries=["top"])
+    await world.end_stream(later)
+    assert await world.status("bad") is B.QUEUED
+    for name in ("bad", "good", "mid", "top"):
+        await world.build(name)
+    assert await world.evaluation_status(later) is E.COMPLETED
     await world.check()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gradient.graph.assignments import ClaimEvaluation
 from gradient.graph.builds import BuildCompleted
+from gradient.graph.evaluation_end import FinishEvaluation
 from gradient.graph.evaluation_reports import EvaluationPhase
 from gradient.graph.evaluations import CreateEvaluation, ParkEvaluation
 from gradient.graph.pg import Connection, fetch_all
@@ -125,6 +126,27 @@ async def test_a_running_evaluation_is_queued_again(world: World, phase: Evaluat
     phases = await world.value("SELECT array_agg(status ORDER BY id) FROM phase_event")
     assert phases == [phase, EvaluationStatus.QUEUED]
     await world.start_evaluation(evaluation)
+
+
+async def test_an_evaluation_whose_builds_are_done_is_not_failed(world: World) -> None:
+    """One whose verdict was lost waits for it as it is; one whose last build ran goes on to its own."""
+    green, going_on = await world.evaluation(), await world.evaluation()
+    await world.record(green, {"a": []}, entries=["a"])
+    await world.record(going_on, {"b": []}, entries=["b"])
+    for evaluation in (green, going_on):
+        await world.end_stream(evaluation)
+    await world.build("a")
+    lost = "UPDATE evaluation SET status = %s, finished_at = NULL WHERE id = %s"
+    await world.connection.execute(lost, (EvaluationStatus.BUILDING, green))
+    await world.start("b")
+    await recover_interrupted_work(world.connection, world.now)
+    for evaluation in (green, going_on):
+        assert await world.evaluation_status(evaluation) is EvaluationStatus.BUILDING
+    assert await world.apply(FinishEvaluation(green))
+    await world.build("b")
+    for evaluation in (green, going_on):
+        assert await world.evaluation_status(evaluation) is EvaluationStatus.COMPLETED
+    await world.check()
 
 
 async def test_a_claimed_evaluation_that_had_not_begun_can_be_claimed_again(world: World) -> None:

@@ -17,6 +17,7 @@ from gradient.graph import transaction
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.can_start import became_fetchable, clear_fetchable, seed_blocking_deps
 from gradient.graph.demote import DemotePath
+from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.locks import lock_shared_builds
 from gradient.graph.moves import BuildChange
 from gradient.graph.nar import CommitNars
@@ -230,6 +231,21 @@ async def test_a_spread_takes_as_many_statements_however_deep_it_is(
     for depth in (4, 60):
         async with world.connection.transaction(force_rollback=True):
             found.append(await chain(world, depth))
+    assert found[0] == found[1]
+
+
+async def test_an_abort_takes_as_many_statements_however_many_builds_it_ends(world: World) -> None:
+    """Half of them are shared with an evaluation that goes on."""
+    found = []
+    for width in (4, 60):
+        async with world.connection.transaction(force_rollback=True):
+            graph = {"top": [f"n{i}" for i in range(width)], **{f"n{i}": [] for i in range(width)}}
+            doomed, live = await world.evaluation(), await world.evaluation()
+            await world.record(doomed, graph, entries=["top"])
+            await world.record(live, {"other": graph["top"][: width // 2]}, entries=["other"])
+            found.append(await statements(world, AbortEvaluation(doomed, "by a person")))
+            aborted = await world.value("SELECT count(*) FROM derivation_build WHERE status = 5")
+            assert aborted == width // 2 + 1
     assert found[0] == found[1]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from gradient.graph.assignments import ClaimBuild
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.builds import BuildCompleted
 from gradient.graph.pg import Connection
+from gradient.graph.requeue import RetryTransient
 from gradient.graph.upstream import AnswerProbe
 from gradient.model import BuildStatus, EvaluationStatus, FailureKind
 from tests.graph.world import LIMITS, WORKER, World, nar, out
@@ -110,6 +113,26 @@ async def test_a_passthrough_given_up_is_built_at_once_if_anybody_needs_it(
         await world.check()
     assert await world.status("low") is (BuildStatus.QUEUED if wanted else BuildStatus.SKIPPED)
     assert not await world.value("SELECT bool_or(cache_available) FROM derivation_build")
+
+
+async def test_a_passthrough_that_breaks_off_every_time_is_given_up_too(world: World) -> None:
+    """Its last attempt and each one after it count as misses: nothing else ends the tries."""
+    evaluation = await world.evaluation()
+    await world.record(evaluation, {"top": ["low"], "low": []}, entries=["top"])
+    await answer(world, missed="low", served="top")
+    await world.end_stream(evaluation)
+    waits, again, built = BuildStatus.FAILED_TRANSIENT, BuildStatus.QUEUED, BuildStatus.CREATED
+    for expected in (waits, waits, again, built):
+        assignment = await fetch(world, "top")
+        await world.apply(BuildFailed(assignment, FailureKind.TRANSIENT, "it broke off", LIMITS))
+        await world.check()
+        assert await world.status("top") is expected
+        world.now += timedelta(hours=1)
+        await world.apply(RetryTransient(LIMITS))
+    assert await world.status("low") is BuildStatus.QUEUED
+    await world.build("low")
+    await world.build("top")
+    assert await world.evaluation_status(evaluation) is EvaluationStatus.COMPLETED
 
 
 async def test_what_is_named_after_a_passthrough_failed_fails_with_it(world: World) -> None:
