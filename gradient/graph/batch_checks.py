@@ -17,7 +17,7 @@ from gradient.graph.transaction import Rejected
 from gradient.model import MAX_ATTR, DiscoveredDerivation, EntryPoint
 from gradient.nix.derivation import EXTENSION
 from gradient.nix.errors import NixError, excerpt
-from gradient.nix.store_path import STORE_DIR, StorePath, check_name
+from gradient.nix.store_path import StorePath, check_name
 
 # The worker cuts them to this; package name and system share an index row.
 MAX_TEXT: Final = 256  # characters
@@ -76,11 +76,6 @@ def drv_key(drv_path: str) -> tuple[str, str]:
     if not path.name.endswith(EXTENSION):
         raise Rejected(f"{drv_path} is not the path of a derivation")
     return path.hash_part, path.name.removesuffix(EXTENSION)
-
-
-def drv_path(hash_part: str, name: str) -> str:
-    """The way back."""
-    return f"{STORE_DIR}/{hash_part}-{name}{EXTENSION}"
 
 
 def _named_fault(derivation: DiscoveredDerivation, drv_paths: set[str], parse: Parse) -> CheckedDerivation:

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
-from gradient.graph.batch_checks import drv_path
 from gradient.graph.predicates import build_edge
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Rejected, Transaction, ordered
+from gradient.nix.derivation import drv_path
 
 # Members of a circle that a message names.
 MAX_NAMED: Final = 5

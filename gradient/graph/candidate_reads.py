@@ -31,6 +31,8 @@ from gradient.model import (
     Repository,
     WalkMode,
 )
+from gradient.nix.derivation import drv_path
+from gradient.nix.store_path import STORE_DIR
 
 # Outputs of direct inputs are the required paths; a passthrough needs none.
 BUILD_CANDIDATES: Final = Statement(
@@ -181,7 +183,7 @@ def _build_candidate(row: tuple[Any, ...]) -> BuildCandidate:
     named = (output.split(" ", 1) for output in outputs)
     return BuildCandidate(
         derivation=derivation,
-        drv_path=f"/nix/store/{hash_part}-{name}.drv",
+        drv_path=drv_path(hash_part, name),
         name=name,
         architecture=architecture,
         required_features=tuple(features),
@@ -192,8 +194,8 @@ def _build_candidate(row: tuple[Any, ...]) -> BuildCandidate:
         timeout_secs=timeout,
         max_silent_secs=silent,
         queued_at=queued_at,
-        outputs=tuple(OutputPath(output, f"/nix/store/{base}") for output, base in named),
-        required_paths=tuple(f"/nix/store/{base}" for base in required),
+        outputs=tuple(OutputPath(output, f"{STORE_DIR}/{base}") for output, base in named),
+        required_paths=tuple(f"{STORE_DIR}/{base}" for base in required),
     )
 
 

@@ -15,13 +15,14 @@ from typing import Any, Final
 import attrs
 from psycopg.errors import SerializationFailure
 
-from gradient.graph.batch_checks import CheckedBatch, CheckedDerivation, drv_key, drv_path
+from gradient.graph.batch_checks import CheckedBatch, CheckedDerivation, drv_key
 from gradient.graph.build_circles import circle_refused, in_order, refuse_circles
 from gradient.graph.output_twins import refuse_partial_twins
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Transaction, ordered
 from gradient.graph.walk_completeness import spread_recorded
 from gradient.model import DiscoveredDerivation, EdgeKind
+from gradient.nix.derivation import drv_path
 
 # Locked in order: the counts of the batch rest on what these rows say.
 KNOWN_OF_BATCH: Final = Statement(

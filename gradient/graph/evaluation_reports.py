@@ -11,7 +11,6 @@ from typing import Final
 import attrs
 
 from gradient.graph.assignments import close_assignment, open_assignment
-from gradient.graph.batch_checks import drv_path
 from gradient.graph.evaluation_end import (
     COUNT_DISPATCHES,
     abort_evaluation,
@@ -31,6 +30,7 @@ from gradient.model import (
     FailureKind,
     Span,
 )
+from gradient.nix.derivation import drv_path
 
 # A named derivation whose subtree is not recorded to its leaves, though the walk has ended.
 WALK_GAP: Final = Statement(

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from gradient.graph.batch_checks import drv_path
 from gradient.graph.statements import Statement
 from gradient.graph.transaction import Rejected, Transaction, ordered
+from gradient.nix.derivation import drv_path
 
 _NOT_SHARED = """
     EXISTS (SELECT FROM derivation_output own WHERE own.derivation = {one}

@@ -25,6 +25,7 @@ from gradient.model import (
     EvaluationStatus,
     MessageLevel,
 )
+from gradient.nix.derivation import drv_path
 from gradient.nix.store_path import STORE_DIR
 
 # Builds of one snapshot: what a person reads, and one page of JSON. The counters cover the rest.
@@ -331,11 +332,6 @@ class QueueSizes:
     queued: int
     building: int
     created: int
-
-
-def drv_path(hash_part: str, name: str) -> str:
-    """The store path of a derivation."""
-    return f"{STORE_DIR}/{hash_part}-{name}.drv"
 
 
 def _path(base: str) -> str:

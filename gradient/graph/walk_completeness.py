@@ -89,15 +89,6 @@ UNWALK_DERIVATIONS: Final = Statement(
     RETURNING d.id, d.unwalked_inputs = 0
     """,
 )
-KNOWN_DERIVATIONS: Final = Statement(
-    "known_derivations",
-    f"""
-    SELECT d.hash, d.name, d.id, greatest(d.created_at, d.promised_at) >= %(fresh_since)s
-    FROM unnest(%(hashes)s::text[], %(names)s::text[]) AS asked (hash, name)
-    JOIN derivation d ON d.hash = asked.hash AND d.name = asked.name
-    WHERE {recorded_predicate("d")}
-    """,
-)
 # A walk that is under way has perhaps reported this one, or stopped above it as known.
 LOSE_WALKS: Final = Statement(
     "lose_walks",

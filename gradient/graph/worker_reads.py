@@ -12,10 +12,20 @@ from typing import Final
 import attrs
 
 from gradient.graph.pg import Connection, fetch_all
+from gradient.graph.predicates import recorded_predicate
 from gradient.graph.statements import Statement
-from gradient.graph.walk_completeness import KNOWN_DERIVATIONS
+from gradient.nix.derivation import EXTENSION
 from gradient.nix.store_path import StorePath
 
+KNOWN_DERIVATIONS: Final = Statement(
+    "known_derivations",
+    f"""
+    SELECT d.hash, d.name, d.id, greatest(d.created_at, d.promised_at) >= %(fresh_since)s
+    FROM unnest(%(hashes)s::text[], %(names)s::text[]) AS asked (hash, name)
+    JOIN derivation d ON d.hash = asked.hash AND d.name = asked.name
+    WHERE {recorded_predicate("d")}
+    """,
+)
 IMPORT_STATES: Final = Statement(
     "import_states",
     """
@@ -50,26 +60,23 @@ async def known_derivations(
     connection: Connection, drv_paths: Collection[str], fresh_since: datetime
 ) -> list[Known]:
     """Those whose complete closure is in the graph: the worker's walk skips their subtrees."""
-    keys = _drv_keys(drv_paths)
-    params = {
-        "hashes": list(keys),
-        "names": [name for name, _ in keys.values()],
-        "fresh_since": fresh_since,
-    }
-    rows = await fetch_all(connection, KNOWN_DERIVATIONS, params)
-    return [Known(keys[hash_part][1], *rest) for hash_part, name, *rest in rows if keys[hash_part][0] == name]
+    asked = _by_key(drv_paths)
+    rows = await fetch_all(connection, KNOWN_DERIVATIONS, {**_keys(asked), "fresh_since": fresh_since})
+    return [Known(asked[hash_part, name], *rest) for hash_part, name, *rest in rows]
 
 
 async def import_states(connection: Connection, drv_paths: Sequence[str]) -> list[ImportState]:
     """Where each of these derivations stands; unknown ones are missing in the answer."""
-    keys = _drv_keys(drv_paths)
-    rows = await fetch_all(
-        connection, IMPORT_STATES, {"hashes": list(keys), "names": [name for name, _ in keys.values()]}
-    )
-    return [ImportState(keys[hash_part][1], *rest) for hash_part, _, *rest in rows]
+    asked = _by_key(drv_paths)
+    rows = await fetch_all(connection, IMPORT_STATES, _keys(asked))
+    return [ImportState(asked[hash_part, name], *rest) for hash_part, name, *rest in rows]
 
 
-def _drv_keys(drv_paths: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Hash part -> (name without `.drv`, the path as it was asked)."""
-    parsed = ((StorePath.parse(path), path) for path in drv_paths)
-    return {store_path.hash_part: (store_path.name.removesuffix(".drv"), path) for store_path, path in parsed}
+def _by_key(drv_paths: Collection[str]) -> dict[tuple[str, str], str]:
+    """The paths as they were asked, by what their rows are found by: hash part, and name without `.drv`."""
+    parsed = {path: StorePath.parse(path) for path in drv_paths}
+    return {(of.hash_part, of.name.removesuffix(EXTENSION)): path for path, of in parsed.items()}
+
+
+def _keys(asked: Collection[tuple[str, str]]) -> dict[str, list[str]]:
+    return {"hashes": [hash_part for hash_part, _ in asked], "names": [name for _, name in asked]}

@@ -18,12 +18,17 @@ from typing import Final, TypeVar
 import attrs
 
 from gradient.nix.errors import NixError, excerpt
-from gradient.nix.store_path import PATH_PATTERN, InvalidStorePath, check_name
+from gradient.nix.store_path import PATH_PATTERN, STORE_DIR, InvalidStorePath, check_name
 
 # A derivation carries its whole environment; real ones reach a few MiB. More is not read.
 MAX_SIZE: Final = 64 * 2**20  # bytes
 # The suffix of the store path's name.
 EXTENSION: Final = ".drv"
+
+
+def drv_path(hash_part: str, name: str) -> str:
+    """The store path of a derivation's file; its name is without `.drv`."""
+    return f"{STORE_DIR}/{hash_part}-{name}{EXTENSION}"
 
 
 class InvalidDerivation(NixError):
