@@ -1,1 +1,1 @@
-"""The scheduler: worker pool, candidates, scoring, assignment, the waiting pass. Layer: rank 3."""
+"""What the server does again and again: assignment and waiting, the check, the collection. Layer: rank 3."""

@@ -14,14 +14,13 @@ from gradient.graph.build_failures import BuildFailed
 from gradient.graph.consistency import graph_consistency_report
 from gradient.graph.demote import DemoteMissingNar, unwalk_unsourced
 from gradient.graph.derivation_gc import CollectDerivations
-from gradient.graph.evaluation_end import FinishEvaluation
 from gradient.graph.evaluation_gc import CollectEvaluations
 from gradient.graph.pg import Connection
 from gradient.graph.retire import retire_cached_paths
 from gradient.graph.transaction import Transaction
-from gradient.model import EVALUATION_TERMINAL, EvaluationStatus, FailureKind
+from gradient.model import EvaluationStatus, FailureKind
 from gradient.nix.store_path import StorePath
-from tests.graph.test_random_walk import STEPS, Walk
+from tests.graph.test_random_walk import STEPS, Walk, play
 from tests.graph.world import LIMITS, World, hash_part
 
 
@@ -131,24 +130,7 @@ SEEDS = [*range(12), *(pytest.param(seed, marks=pytest.mark.full) for seed in ra
 async def test_every_column_is_right_after_every_step(connection: Connection, seed: int) -> None:
     world = World(connection)
     await world.setup()
-    walk = LossyWalk(world, random.Random(seed))
-    trail: list[str] = []
-    try:
-        for _ in range(STEPS + 15):
-            trail.append(await walk.step())
-            await world.check()
-        trail.append("finish")
-        await walk.finish()
-        await world.check()
-    except BaseException as error:
-        error.add_note(" ".join(trail))
-        raise
-    cursor = await connection.execute("SELECT id, status FROM evaluation ORDER BY id")
-    statuses = {i: EvaluationStatus(status) for i, status in await cursor.fetchall()}
-    stuck = {i: s for i, s in statuses.items() if s not in EVALUATION_TERMINAL}
-    assert stuck == {}, f"{' '.join(trail)}\n{stuck}\n{await world.picture()}"
-    for evaluation in statuses:
-        assert not await world.apply(FinishEvaluation(evaluation))
+    await play(LossyWalk(world, random.Random(seed)), STEPS + 15)
     # The consistency check says the same, by its own means.
     report = await graph_consistency_report(connection, world.apply)
     assert attrs.evolve(report, adopted=0).clean

@@ -300,6 +300,33 @@ class Walk:
         return bool(await self.world.value(query))
 
 
+async def play(walk: Walk, steps: int) -> list[int]:
+    """Make the steps, and then whatever is left to do; the evaluations there are in the end."""
+    trail: list[str] = []
+    try:
+        for _ in range(steps):
+            trail.append(await walk.step())
+            await walk.world.check()
+        trail.append("finish")
+        await walk.finish()
+        await walk.world.check()
+        return await all_ended(walk.world)
+    except BaseException as error:
+        error.add_note(" ".join(trail))
+        raise
+
+
+async def all_ended(world: World) -> list[int]:
+    """Nothing runs and nothing is queued: then nothing waits either."""
+    cursor = await world.connection.execute("SELECT id, status FROM evaluation ORDER BY id")
+    statuses = {i: EvaluationStatus(status) for i, status in await cursor.fetchall()}
+    stuck = {i: s for i, s in statuses.items() if s not in EVALUATION_TERMINAL}
+    assert stuck == {}, f"{stuck}\n{await world.picture()}"
+    for evaluation in statuses:
+        assert not await world.apply(FinishEvaluation(evaluation))
+    return list(statuses)
+
+
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(8, 100))]
 
 
@@ -307,25 +334,7 @@ SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.full) for seed in ran
 async def test_every_column_is_right_after_every_step(connection: Connection, seed: int) -> None:
     world = World(connection)
     await world.setup()
-    walk = Walk(world, random.Random(seed))
-    trail: list[str] = []
-    try:
-        for _ in range(STEPS):
-            trail.append(await walk.step())
-            await world.check()
-        trail.append("finish")
-        await walk.finish()
-        await world.check()
-    except BaseException as error:
-        error.add_note(" ".join(trail))
-        raise
-    # Nothing runs and nothing is queued: then nothing waits either.
-    cursor = await connection.execute("SELECT id, status FROM evaluation ORDER BY id")
-    statuses = {i: EvaluationStatus(status) for i, status in await cursor.fetchall()}
-    stuck = {i: s for i, s in statuses.items() if s not in EVALUATION_TERMINAL}
-    assert stuck == {}, f"{stuck}\n{await world.picture()}"
-    for evaluation in statuses:
-        assert not await world.apply(FinishEvaluation(evaluation))
-    await recount_evaluations(connection, list(statuses))
+    evaluations = await play(Walk(world, random.Random(seed)), STEPS)
+    await recount_evaluations(connection, evaluations)
     await world.check()
     assert await graph_consistency_report(connection, world.apply) == ConsistencyReport()
