@@ -17,7 +17,8 @@ with what it is for; by what happens:
     what was lost   retire.py, demote.py (cached paths), repair.py, heal.py, drv_recovery.py,
                     unconfirmed.py, recovery.py (at the start); consistency.py: drift.py, recounts.py
     collection      evaluation_gc.py, derivation_gc.py, path_gc.py; fetches.py and promises.py keep
-    reads           candidate_reads.py, worker_reads.py, page_reads.py, log_reads.py, cache_reads.py
+    reads           candidate_reads.py, worker_reads.py, evaluation_reads.py, build_reads.py, log_reads.py,
+                    cache_reads.py
     the database    pg.py, pg_driver.py, pg_errors.py, pg_pool.py, adapt.py, embedded.py, migrate.py;
                     access.py (tokens); schema/
 """

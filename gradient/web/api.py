@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from quart import Response, request
 
-from gradient.graph import page_reads
+from gradient.graph import build_reads, evaluation_reads
+from gradient.graph.build_reads import BuildRow
 from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.evaluations import CreateEvaluation
-from gradient.graph.page_reads import BuildRow
 from gradient.graph.promises import promised_paths
 from gradient.model import CachedSource, Repository, WalkMode
 from gradient.nix.errors import NixError
@@ -51,7 +51,7 @@ async def list_evaluations(site: Site) -> Response:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise BadRequest("`limit` is a number")
     async with site.readers.connection() as connection:
-        rows = await page_reads.evaluations(connection, int(text))
+        rows = await evaluation_reads.evaluations(connection, int(text))
     return json_answer({"evaluations": [evaluation_json(row) for row in rows]})
 
 
@@ -69,7 +69,7 @@ async def abort_evaluation(site: Site, evaluation: int) -> Response:
     who = await site.gate.admit(request.headers.get("Authorization"))
     (await read_optional_fields()).end()
     async with site.readers.connection() as connection:
-        if await page_reads.evaluation(connection, evaluation) is None:
+        if await evaluation_reads.evaluation(connection, evaluation) is None:
             raise NotFound(f"there is no evaluation {evaluation}")
     aborted = await site.submit(AbortEvaluation(evaluation, f"aborted by {who}"))
     return json_answer({"evaluation": evaluation, "aborted": aborted}, 202)
@@ -137,19 +137,19 @@ async def _source(site: Site, fields: Fields) -> CachedSource:
 async def show_build(site: Site, build: int) -> Response:
     """A build with its attempts, outputs and products, and what it waits for."""
     async with site.readers.connection() as connection:
-        rows = await page_reads.builds(connection, [build])
+        rows = await build_reads.builds(connection, [build])
         if not rows:
             raise NotFound(f"there is no build {build}")
         causes = await causes_of(connection, rows)
         answer = {
             **build_json(rows[0], causes.get(build, ())),
             **_facts(rows[0]),
-            "outputs": await page_reads.outputs(connection, build),
-            "products": await page_reads.products(connection, build),
-            "attempts": [_attempt_json(row) for row in await page_reads.attempts(connection, build)],
+            "outputs": await build_reads.outputs(connection, build),
+            "products": await build_reads.products(connection, build),
+            "attempts": [_attempt_json(row) for row in await build_reads.attempts(connection, build)],
             "blocked_by": [
                 {"build": row.build, "name": row.name, "status": row.status.label}
-                for row in await page_reads.blockers(connection, build)
+                for row in await build_reads.blockers(connection, build)
             ],
         }
     return json_answer(answer)
@@ -159,7 +159,7 @@ def _facts(row: BuildRow) -> dict[str, Any]:
     return {"required_features": row.required_features, "substituted": row.substituted}
 
 
-def _attempt_json(row: page_reads.AttemptRow) -> dict[str, Any]:
+def _attempt_json(row: build_reads.AttemptRow) -> dict[str, Any]:
     return {
         "attempt": row.attempt,
         "outcome": row.outcome.name.capitalize(),

@@ -16,9 +16,9 @@ import attrs
 import trio
 from quart import Response
 
-from gradient.graph import page_reads
+from gradient.graph import build_reads, evaluation_reads
+from gradient.graph.build_reads import BuildRow
 from gradient.graph.failure_causes import Cause
-from gradient.graph.page_reads import BuildRow
 from gradient.graph.pg import Connection
 from gradient.model import EVALUATION_TERMINAL, BuildStatus
 from gradient.sessions.live import LogText, News, Watch
@@ -49,7 +49,7 @@ BATCH: Final = 500
 async def events(site: Site, evaluation: int) -> Response:
     """The stream of an evaluation, from its snapshot to its end."""
     async with site.readers.connection() as connection:
-        if await page_reads.evaluation(connection, evaluation) is None:
+        if await evaluation_reads.evaluation(connection, evaluation) is None:
             raise NotFound(f"there is no evaluation {evaluation}")
     return Response(EvaluationEvents(site, evaluation), content_type=NDJSON)
 
@@ -89,7 +89,7 @@ class EvaluationEvents(Stream):
         """The snapshot. What changes while it is read is news afterwards."""
         self._begun = True
         async with self._site.readers.connection() as connection:
-            self._watch.builds.update(await page_reads.named_builds(connection, self._evaluation))
+            self._watch.builds.update(await build_reads.named_builds(connection, self._evaluation))
             self._watch.take()
             snapshot = await read_snapshot(connection, self._evaluation)
         if snapshot is None:  # deleted since the answer began
@@ -143,7 +143,7 @@ class EvaluationEvents(Stream):
         began = trio.current_time()
         async with self._site.readers.connection() as connection:
             # Before the builds: they are then at least as new as the verdict.
-            row = await page_reads.evaluation(connection, self._evaluation)
+            row = await evaluation_reads.evaluation(connection, self._evaluation)
             if self._progressed:
                 await self._read_progress(connection)
             # A phase comes before what happens in it, a verdict after all it is about.
@@ -159,34 +159,34 @@ class EvaluationEvents(Stream):
         if last:
             self._end_if_over(row)
 
-    def _send_state(self, row: page_reads.EvaluationRow) -> None:
+    def _send_state(self, row: evaluation_reads.EvaluationRow) -> None:
         if (state := state_json(row)) != self._state:
             self._state = state
             self._send("evaluation", state)
 
     async def _read_progress(self, connection: Connection) -> None:
         """Builds named since, of which those that have moved are worth an event; and new messages."""
-        named = await page_reads.named_builds(connection, self._evaluation)
+        named = await build_reads.named_builds(connection, self._evaluation)
         self._due |= {build for build, moved in named.items() if moved and build not in self._watch.builds}
         self._watch.builds.update(named)
-        messages = await page_reads.messages(connection, self._evaluation, self._last_message)
+        messages = await evaluation_reads.messages(connection, self._evaluation, self._last_message)
         for message in messages:
             self._send("message", message_json(message))
             self._last_message = message.id
-        self._progressed = len(messages) == page_reads.MAX_MESSAGES
+        self._progressed = len(messages) == evaluation_reads.MAX_MESSAGES
 
     async def _read_builds(self, connection: Connection) -> None:
         """Whoever prints this tells it in the order in which it happened, and causes first."""
         moved: list[tuple[BuildRow, Sequence[Cause]]] = []
         while batch := list(islice(self._due, BATCH)):
-            rows = await page_reads.builds(connection, batch)
+            rows = await build_reads.builds(connection, batch)
             causes = await causes_of(connection, rows)
             moved += [(row, causes.get(row.build, ())) for row in rows]
             self._due.difference_update(batch)
         for row, why in sorted(moved, key=lambda one: _when(one[0])):
             self._send("build", build_event_json(row, why))
 
-    def _end_if_over(self, row: page_reads.EvaluationRow) -> None:
+    def _end_if_over(self, row: evaluation_reads.EvaluationRow) -> None:
         if row.status in EVALUATION_TERMINAL:
             self._send("end", {"status": row.status.label})
             self._ended = True

@@ -8,7 +8,7 @@ import attrs
 import trio
 from quart import Response, request
 
-from gradient.graph import log_reads, page_reads
+from gradient.graph import build_reads, log_reads
 from gradient.graph.pg_pool import Pool
 from gradient.model import BUILDER_STATUSES
 from gradient.sessions.live import LiveHub, Watch
@@ -30,7 +30,7 @@ async def build_log(site: Site, build: int) -> Response:
     follow = request.args.get("follow") == "1"
     tail = _tail(request.args.get("tail"))
     async with site.readers.connection() as connection:
-        if not await page_reads.builds(connection, [build]):
+        if not await build_reads.builds(connection, [build]):
             raise NotFound(f"there is no build {build}")
         log = await log_reads.newest_log(connection, build, or_running=follow)
         if log is None and not follow:
@@ -112,7 +112,7 @@ class FollowedLog(LogBody):
             if self._attempt is None:
                 log = await log_reads.newest_log(connection, self._build, or_running=True)
                 if log is None:
-                    rows = await page_reads.builds(connection, [self._build])
+                    rows = await build_reads.builds(connection, [self._build])
                     return bool(rows) and rows[0].status in BUILDER_STATUSES
                 self._attempt = log.attempt
             return await log_reads.attempt_runs(connection, self._attempt)

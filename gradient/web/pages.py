@@ -13,9 +13,10 @@ from typing import Any, Final
 import attrs
 from quart import Response, render_template, request
 
-from gradient.graph import page_reads
+from gradient.graph import evaluation_reads
+from gradient.graph.build_reads import BuildRow
+from gradient.graph.evaluation_reads import EvaluationRow, MessageRow
 from gradient.graph.log_reads import log_tails
-from gradient.graph.page_reads import BuildRow, EvaluationRow, MessageRow
 from gradient.model import EVALUATION_TERMINAL, BuildStatus, EvaluationStatus, MessageLevel
 from gradient.nix.build_failure import failure_reason
 from gradient.settings import program
@@ -94,7 +95,7 @@ class BuildView:
 async def index(site: Site) -> Response:
     """What this server does and did."""
     async with site.readers.connection() as connection:
-        rows = await page_reads.evaluations(connection, EVALUATIONS_SHOWN)
+        rows = await evaluation_reads.evaluations(connection, EVALUATIONS_SHOWN)
     now = site.clock()
     evaluations = [evaluation_view(row, now) for row in rows]
     return await _page(

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import attrs
 
-from gradient.graph import page_reads
+from gradient.graph import build_reads, evaluation_reads
+from gradient.graph.build_reads import BuildRow
+from gradient.graph.evaluation_reads import EntryPointRow, EvaluationRow, EvaluationStats, MessageRow
 from gradient.graph.failure_causes import Cause, failure_causes
-from gradient.graph.page_reads import BuildRow, EntryPointRow, EvaluationRow, EvaluationStats, MessageRow
 from gradient.graph.pg import Connection
 from gradient.model import BuildStatus, MessageLevel
 from gradient.passes.waiting import words as waiting_words
@@ -36,15 +37,15 @@ async def read_snapshot(connection: Connection, evaluation: int) -> Snapshot | N
     """Read it, as of one moment; None when there is no such evaluation."""
     async with connection.transaction():
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        row = await page_reads.evaluation(connection, evaluation)
+        row = await evaluation_reads.evaluation(connection, evaluation)
         if row is None:
             return None
-        builds = await page_reads.builds_of_evaluation(connection, evaluation)
+        builds = await build_reads.builds_of_evaluation(connection, evaluation)
         return Snapshot(
             evaluation=row,
-            stats=await page_reads.evaluation_stats(connection, evaluation),
-            entry_points=await page_reads.entry_points(connection, evaluation),
-            messages=await page_reads.messages(connection, evaluation),
+            stats=await evaluation_reads.evaluation_stats(connection, evaluation),
+            entry_points=await evaluation_reads.entry_points(connection, evaluation),
+            messages=await evaluation_reads.messages(connection, evaluation),
             builds=builds,
             causes=await causes_of(connection, builds),
         )

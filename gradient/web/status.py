@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from quart import Response, request
 
-from gradient.graph import page_reads
+from gradient.graph import build_reads, evaluation_reads
 from gradient.model import JobKind
 from gradient.nix.store_path import STORE_DIR
 from gradient.nursery.health import ChildHealth, Moment, State
@@ -44,8 +44,8 @@ async def server(site: Site) -> Response:
 async def status(site: Site) -> Response:
     """Workers, evaluations that have not ended, the queue, the children of the server."""
     async with site.readers.connection() as connection:
-        evaluations = await page_reads.active_evaluations(connection)
-        queue = await page_reads.queue_sizes(connection)
+        evaluations = await evaluation_reads.active_evaluations(connection)
+        queue = await build_reads.queue_sizes(connection)
     return json_answer(
         {
             "workers": [worker_json(worker) for worker in site.workers],

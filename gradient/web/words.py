@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from gradient.graph.build_reads import BuildRow
 from gradient.graph.failure_causes import Cause
-from gradient.graph.page_reads import BuildRow
 from gradient.model import AttemptReason, BuildStatus
 
 # CSI sequences (colours, cursor), OSC sequences (titles, links), two-character escapes. Source: ECMA-48.

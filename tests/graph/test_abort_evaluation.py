@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from gradient.graph import page_reads
+from gradient.graph import evaluation_reads
 from gradient.graph.builds import BuildStarted
 from gradient.graph.consistency import ConsistencyReport, graph_consistency_report
 from gradient.graph.evaluation_end import FailEvaluation
@@ -217,7 +217,7 @@ async def test_its_counters_are_those_of_its_end(world: World) -> None:
     for name in ("bad", "shared"):
         await world.apply(BuildStarted(await world.claim(name)))
     await world.abort(evaluation)
-    row = await page_reads.evaluation(world.connection, evaluation)
+    row = await evaluation_reads.evaluation(world.connection, evaluation)
     assert row is not None
     counted = (row.named, row.active, row.failed, row.queued, row.building)
     assert counted == (5, 1, 4, 0, 1)

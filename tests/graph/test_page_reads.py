@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from gradient.graph import access, cache_reads, log_reads, page_reads
+from gradient.graph import access, build_reads, cache_reads, evaluation_reads, log_reads
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.failure_causes import failure_causes
@@ -55,28 +55,28 @@ async def test_an_evaluation_counts_moves_that_are_not_folded_yet(world: World) 
     await world.record(evaluation, {"b": ["a"], "a": []}, entries=["b"])
     await world.end_stream(evaluation)
     await world.start("a")
-    row = await page_reads.evaluation(world.connection, evaluation)
+    row = await evaluation_reads.evaluation(world.connection, evaluation)
     assert row is not None
     assert row.status is EvaluationStatus.BUILDING
     assert (row.named, row.active, row.failed, row.queued, row.building) == (2, 2, 0, 0, 1)
-    assert await page_reads.evaluation(world.connection, 10**9) is None
+    assert await evaluation_reads.evaluation(world.connection, 10**9) is None
 
 
 async def test_evaluations_newest_first_and_the_active_ones(world: World) -> None:
     first, second, third = [await world.evaluation() for _ in range(3)]
     await world.apply(AbortEvaluation(second, "not this one"))
-    newest = await page_reads.evaluations(world.connection, 2)
+    newest = await evaluation_reads.evaluations(world.connection, 2)
     assert [row.id for row in newest] == [third, second]
-    active = await page_reads.active_evaluations(world.connection)
+    active = await evaluation_reads.active_evaluations(world.connection)
     assert [row.id for row in active] == [third, first]
-    assert await page_reads.evaluations(world.connection, -1) == []
+    assert await evaluation_reads.evaluations(world.connection, -1) == []
 
 
 async def test_entry_points_with_their_outputs(world: World) -> None:
     evaluation = await world.evaluation()
     outputs = (OutputPath("out", out("a")), OutputPath("dev", out("a", "dev")))
     await world.record(evaluation, {"a": []}, entries=["a"], outputs=outputs)
-    (point,) = await page_reads.entry_points(world.connection, evaluation)
+    (point,) = await evaluation_reads.entry_points(world.connection, evaluation)
     assert (point.attr, point.status, point.drv_path) == ("a", BuildStatus.QUEUED, drv("a"))
     assert point.outputs == {"out": out("a"), "dev": out("a", "dev")}
 
@@ -85,9 +85,9 @@ async def test_messages_after_the_last_one_seen(world: World) -> None:
     evaluation = await world.evaluation()
     for text in ("one", "two", "three"):
         await world.apply(AddMessage(evaluation, MessageLevel.WARNING, "nix", text))
-    first, *rest = await page_reads.messages(world.connection, evaluation)
+    first, *rest = await evaluation_reads.messages(world.connection, evaluation)
     assert (first.level, first.message) == (MessageLevel.WARNING, "one")
-    assert await page_reads.messages(world.connection, evaluation, first.id) == rest
+    assert await evaluation_reads.messages(world.connection, evaluation, first.id) == rest
 
 
 # --- builds ---------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ async def test_builds_come_running_failed_waiting_done(world: World) -> None:
     await world.build("done")
     await world.fail("broken")
     await world.start("running")
-    rows = await page_reads.builds_of_evaluation(world.connection, evaluation)
+    rows = await build_reads.builds_of_evaluation(world.connection, evaluation)
     assert [row.name for row in rows] == ["running", "broken", "above", "queued", "created", "done"]
     running, broken, _, queued, created, done = rows
     assert (running.worker, running.attempts, running.finished_at) == ("w", 1, None)
@@ -122,8 +122,8 @@ async def test_named_builds_and_whether_they_moved(world: World) -> None:
     evaluation = await world.evaluation()
     await world.record(evaluation, {"b": ["a"], "a": []}, entries=["b"])
     a, b = await world.id("a"), await world.id("b")
-    assert await page_reads.named_builds(world.connection, evaluation) == {a: True, b: False}
-    assert [row.build for row in await page_reads.builds(world.connection, [a, b])] == sorted([a, b])
+    assert await build_reads.named_builds(world.connection, evaluation) == {a: True, b: False}
+    assert [row.build for row in await build_reads.builds(world.connection, [a, b])] == sorted([a, b])
 
 
 async def test_one_build_with_attempts_outputs_and_blockers(world: World) -> None:
@@ -131,22 +131,22 @@ async def test_one_build_with_attempts_outputs_and_blockers(world: World) -> Non
     await world.record(evaluation, {"b": ["a"], "a": []}, entries=["b"])
     await world.fail("a")
     build = await world.id("a")
-    (attempt,) = await page_reads.attempts(world.connection, build)
+    (attempt,) = await build_reads.attempts(world.connection, build)
     assert (attempt.outcome, attempt.message, attempt.worker) == (AttemptOutcome.FAILED, "it broke", "w")
     assert attempt.reason is AttemptReason.BUILDER_NONZERO
-    (output,) = await page_reads.outputs(world.connection, build)
+    (output,) = await build_reads.outputs(world.connection, build)
     assert (output.name, output.path, output.cached) == ("out", out("a"), False)
-    assert await page_reads.products(world.connection, build) == []
-    (blocker,) = await page_reads.blockers(world.connection, await world.id("b"))
+    assert await build_reads.products(world.connection, build) == []
+    (blocker,) = await build_reads.blockers(world.connection, await world.id("b"))
     assert (blocker.name, blocker.status) == ("a", BuildStatus.FAILED_PERMANENT)
-    assert await page_reads.blockers(world.connection, build) == []
+    assert await build_reads.blockers(world.connection, build) == []
 
 
 async def test_the_size_of_the_queue(world: World) -> None:
     evaluation = await world.evaluation()
     await world.record(evaluation, {"c": ["a", "b"], "a": [], "b": []}, entries=["c"])
     await world.start("a")
-    assert await page_reads.queue_sizes(world.connection) == page_reads.QueueSizes(1, 1, 1)
+    assert await build_reads.queue_sizes(world.connection) == build_reads.QueueSizes(1, 1, 1)
 
 
 # --- causes of dependency failures ----------------------------------------------------------------

@@ -251,7 +251,7 @@ async def test_a_crash_in_a_handler_is_500_and_costs_one_request(
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("gradient.graph.page_reads.evaluations", broken)
+    monkeypatch.setattr("gradient.graph.evaluation_reads.evaluations", broken)
     assert await web.call("GET", "/api/v1/evaluations") == (500, {"error": "internal server error"})
     monkeypatch.undo()
     assert (await web.call("GET", "/api/v1/evaluations"))[0] == 200

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gradient.graph.build_reads import BuildRow
 from gradient.graph.failure_causes import Cause
-from gradient.graph.page_reads import BuildRow
 from gradient.model import AttemptReason, BuildStatus
 from gradient.web.words import REASONS, STATUS_WORDS, count, duration, plain_log, why_not_built
 
