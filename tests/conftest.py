@@ -24,20 +24,32 @@ import psycopg
 import pytest
 import structlog
 import trio
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from trio._core import _run
 
 from gradient.graph.embedded import EmbeddedPostgres
 from gradient.graph.migrate import migrate
 from gradient.graph.pg import Connection
 from gradient.graph.pg_pool import Pool
 
-# The same examples on every run, and no deadline: a busy machine is no failure.
-settings.register_profile("gradient", derandomize=True, deadline=None)
+# The same examples on every run, and no deadline: a busy machine is no failure. Nor do they hang on which
+# modules are imported: the literals in those would be drawn too.
+settings.register_profile(
+    "gradient", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("gradient")
+providers._get_local_constants = Constants
 
 # A test that is about the log configures it itself.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+
+# Seconds after which what a test waits for is given up. What is to come takes far less on any machine.
+PATIENCE = 60
+# Of trio's schedule (`schedule`).
+SEED = os.environ.get("GRADIENT_TEST_SEED", "0")
 
 # Nothing here outlives the run: a test must not wait for a disk.
 TEST_SETTINGS = {
@@ -47,6 +59,8 @@ TEST_SETTINGS = {
     "max_connections": "100",
     # The log of a large database would be larger than the database.
     "max_wal_size": "128MB",
+    # It would come between two statements of a test, when it likes: with locks, and with other plans.
+    "autovacuum": "off",
 }
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -56,6 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "databases" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
+
+
+@pytest.fixture(autouse=True)
+def schedule(request: pytest.FixtureRequest) -> None:
+    """trio shuffles the tasks that are ready: the same way on every run of a test, and another way with
+    another GRADIENT_TEST_SEED."""
+    _run._r.seed(f"{SEED} {request.node.nodeid}")
 
 
 @contextmanager

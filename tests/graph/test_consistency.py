@@ -26,6 +26,7 @@ from gradient.graph.recounts import AdoptPending
 from gradient.graph.transaction import Message, Transaction
 from gradient.graph.writer import GraphWriter
 from gradient.model import BuildStatus, EntryPoint, EvaluationStatus
+from tests.conftest import PATIENCE
 from tests.graph.test_random_walk import Walk
 from tests.graph.world import LIMITS, World, drv, nar, out
 
@@ -161,7 +162,7 @@ async def test_a_clean_graph_is_not_written_to(world: World, other: Connection) 
     async with other.transaction():
         for table in ("derivation", "derivation_build", "evaluation", "build_job"):
             await other.execute(f"SELECT FROM {table} FOR UPDATE".encode())
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             assert await graph_consistency_report(world.connection, refuse) == CLEAN
 
 

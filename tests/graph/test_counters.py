@@ -18,6 +18,7 @@ from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.pg import Connection, fetch_all, fetch_value
 from gradient.graph.requeue import LoseWorker
 from gradient.graph.transaction import Transaction
+from tests.conftest import PATIENCE
 from tests.graph.world import WORKER, World
 
 GRAPH = {"top": ["a", "b"], "a": [], "b": []}
@@ -81,7 +82,7 @@ async def test_a_row_somebody_holds_is_skipped_and_never_waited_for(world: World
         await world.record(evaluation, GRAPH, entries=["top"])
     async with other.transaction():
         await other.execute(f"SELECT FROM evaluation WHERE id = {held} FOR NO KEY UPDATE".encode())
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             assert await fold_shared_build_deltas(world.connection)
             await recount_evaluations(world.connection, [held])
         assert await folded(world, held) == Counters(0, 0, 0, 0, 0)

@@ -10,7 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -19,7 +21,7 @@ from gradient.graph import embedded, pg
 from gradient.graph.embedded import EmbeddedFailed, EmbeddedPostgres
 from gradient.graph.pg import Connection
 from gradient.graph.pg_errors import DATABASE_ERRORS, DatabaseInUse
-from tests.conftest import TEST_SETTINGS, memory_folder
+from tests.conftest import PATIENCE, TEST_SETTINGS, memory_folder
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes through /proc")
 
@@ -205,7 +207,7 @@ def child(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_until_gone(cluster: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while embedded._processes_of(cluster):
         assert time.monotonic() < deadline, "PostgreSQL outlived its parent"
         time.sleep(0.01)
@@ -221,32 +223,36 @@ async def test_when_we_are_killed_it_shuts_down_cleanly(folder: Path, child: sub
 
 
 @needs_proc
-async def test_the_next_start_replaces_what_is_left(folder: Path, child: subprocess.Popen[str]) -> None:
+async def test_the_next_start_replaces_what_is_left(
+    folder: Path, child: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even if the leash did not hold, here because PostgreSQL is stopped and cannot obey."""
     postgres = server(folder)
     leftover = embedded._recorded_pid(postgres.cluster)
     assert leftover is not None
+    tell = embedded._signal
+
+    def tell_and_resume(*args: Any) -> None:
+        tell(*args)
+        with suppress(ProcessLookupError):
+            os.kill(leftover, signal.SIGCONT)
+
+    monkeypatch.setattr(embedded, "_signal", tell_and_resume)
     os.kill(leftover, signal.SIGSTOP)
     child.kill()
     child.wait()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(resume_soon, leftover)
         url = await nursery.start(postgres.run)
         assert await ask(url, "SELECT 1") == 1
         assert embedded._recorded_pid(postgres.cluster) not in {leftover, None}
         nursery.cancel_scope.cancel()
 
 
-async def resume_soon(pid: int) -> None:
-    await trio.sleep(0.1)
-    os.kill(pid, signal.SIGCONT)
-
-
 @needs_proc
 async def test_a_leftover_that_does_not_obey_is_killed(
     folder: Path, child: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "STOP_STEPS", ((signal.SIGINT, 0.1), (signal.SIGKILL, 10.0)))
+    monkeypatch.setattr(embedded, "STOP_STEPS", ((signal.SIGINT, 0.1), (signal.SIGKILL, PATIENCE)))
     postgres = server(folder)
     leftover = embedded._recorded_pid(postgres.cluster)
     assert leftover is not None
@@ -255,6 +261,7 @@ async def test_a_leftover_that_does_not_obey_is_killed(
     child.wait()
     async with trio.open_nursery() as nursery:
         url = await nursery.start(postgres.run)
+        monkeypatch.undo()  # the new one obeys
         assert await ask(url, "SELECT 1") == 1
         nursery.cancel_scope.cancel()
 

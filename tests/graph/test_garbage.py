@@ -27,6 +27,7 @@ from gradient.nursery.periodic import periodic
 from gradient.passes import garbage
 from gradient.passes.garbage import Garbage
 from gradient.settings.tables import Eval, Gc
+from tests.conftest import PATIENCE
 from tests.graph.world import WORKER, World, derivation, drv, nar, out
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -117,7 +118,7 @@ async def test_an_old_evaluation_goes_as_soon_as_another_has_ended(yard: Yard) -
     collects = partial(
         periodic, "old evaluations", math.inf, 60, yard.garbage.collect_evaluations, health=HealthTable()
     )
-    with trio.fail_after(60):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(collects, wake=yard.garbage.ended))
             for number in range(5):
@@ -168,7 +169,7 @@ async def test_imports_and_the_collector_beside_each_other(yard: Yard) -> None:
         while done < 3:
             await yard.garbage.collect()
 
-    with trio.fail_after(60):
+    with trio.fail_after(10 * PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(collects)
             for number in range(3):

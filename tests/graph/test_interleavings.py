@@ -47,7 +47,7 @@ STATE = {
         SELECT j.evaluation, d.name, j.aborted FROM build_job j JOIN derivation d ON d.id = j.derivation
         ORDER BY 1, 2
     """,
-    "jobs": "SELECT job_id, outcome, abort_sent_at IS NULL FROM dispatched_job ORDER BY job_id, outcome",
+    "jobs": "SELECT job_id, outcome, abort_sent_at IS NULL FROM dispatched_job ORDER BY 1, 2, 3",
     "attempts": "SELECT derivation, outcome, reason FROM build_attempt ORDER BY 1, 2, 3",
     "messages": "SELECT evaluation, level, message FROM evaluation_message ORDER BY 1, 2, 3",
     "counters": COUNTERS,

@@ -20,6 +20,7 @@ from gradient.graph.writer import GraphWriter
 from gradient.nar.claims import PathClaims
 from gradient.nar.store import NarStore, nar_key
 from gradient.passes.nar_files import NarFiles
+from tests.conftest import PATIENCE
 from tests.graph.world import World, drv, hash_part, nar, out
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,6 +54,13 @@ async def retire(files: NarFiles, *names: str) -> None:
 
 async def there(files: NarFiles, name: str) -> bool:
     return await files.store.exists(nar_key(out(name)))
+
+
+async def waited_for(files: NarFiles, name: str) -> None:
+    """Until somebody waits for who has the path."""
+    with trio.fail_after(PATIENCE):
+        while not files.claims._claimed[hash_part(name)].statistics().tasks_waiting:  # noqa: ASYNC110
+            await trio.lowlevel.checkpoint()
 
 
 async def held(files: NarFiles, *names: str, now: datetime = NOW) -> set[str]:
@@ -100,7 +108,7 @@ async def test_a_removal_waits_for_an_upload_that_has_the_path(files: NarFiles) 
             assert await held(files, "a") == set()
             await files.store.put_bytes(nar_key(out("a")), b"again")
             nursery.start_soon(files.remove_retired)
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            await waited_for(files, "a")
             assert await there(files, "a")
             await files.submit(CommitNars(1, (nar(out("a")),)))
     assert await files.store.get(nar_key(out("a"))) == b"again"
@@ -145,7 +153,7 @@ async def test_only_what_is_gone_is_retired(files: NarFiles) -> None:
     await files.store.delete(nar_key(out("a")))
     for name in ("a", "b", "nobody"):
         files.suspect(hash_part(name))
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE):
         await files.missed.wait()
     await files.look_for_suspected()
     assert await held(files, "a", "b") == {hash_part("b")}
@@ -158,7 +166,7 @@ async def test_a_path_on_its_way_is_not_missed(files: NarFiles) -> None:
     async with trio.open_nursery() as nursery:
         async with files.claims.claim([hash_part("a")]):
             nursery.start_soon(files.look_for_suspected)
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            await waited_for(files, "a")
             await commit(files, "a")
     assert await held(files, "a") == {hash_part("a")}
 

@@ -10,6 +10,7 @@ from gradient.graph import pg, pg_pool
 from gradient.graph.pg import Connection
 from gradient.graph.pg_errors import DATABASE_ERRORS, DatabaseDown
 from gradient.graph.pg_pool import Pool
+from tests.conftest import PATIENCE
 from tests.graph.conftest import Proxy
 
 DOWN = "postgresql://nobody@/nothing?host=/nonexistent"
@@ -117,7 +118,7 @@ async def test_cancelled_anywhere_no_slot_is_lost(sweep, database_url: str) -> N
                 connection.abandon()
 
         async def check() -> None:
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE):
                 async with pool.connection() as connection:
                     assert await pg.fetch_value(connection, "SELECT 1") == 1
                     connection.abandon()

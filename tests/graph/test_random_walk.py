@@ -168,8 +168,8 @@ class Walk:
             await self.stop_stream(evaluation)
 
     async def some_live(self) -> int | None:
-        query = "SELECT coalesce(array_agg(id), '{}') FROM evaluation WHERE status IN (0, 1, 2, 3, 4, 8)"
-        live = await self.world.value(query)
+        ids = "SELECT coalesce(array_agg(id ORDER BY id), '{}') FROM evaluation"
+        live = await self.world.value(f"{ids} WHERE status IN (0, 1, 2, 3, 4, 8)")
         return self.dice.choice(live) if live else None
 
     async def stop_stream(self, evaluation: int) -> None:
@@ -290,7 +290,7 @@ class Walk:
     async def heal(self) -> bool:
         """What the waiting pass does for an evaluation whose builds cannot be handed out: it may want what
         was aborted in another one without naming it yet."""
-        waiting = "SELECT coalesce(array_agg(id), '{}') FROM evaluation WHERE status IN (3, 4)"
+        waiting = "SELECT coalesce(array_agg(id ORDER BY id), '{}') FROM evaluation WHERE status IN (3, 4)"
         for evaluation in await self.world.value(waiting):
             await self.world.apply(Repair(evaluation))
         return await self.work_left()

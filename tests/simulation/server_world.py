@@ -33,10 +33,10 @@ from gradient.wire.codec import Message
 from gradient.wire.errors import WireError
 from gradient.wire.greeting import introduce
 from gradient.wire.transport import Link, accept, connect_over
+from tests.conftest import PATIENCE
 from tests.graph.world import derivation, drv, nar, out
 
 TOKEN = "t" * 64
-PATIENCE = 20  # seconds a script waits for the server on a busy machine
 M = TypeVar("M", bound=Message)
 
 

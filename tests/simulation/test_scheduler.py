@@ -27,6 +27,7 @@ from gradient.passes.pool import Worker
 from gradient.passes.scheduler import Scheduler
 from gradient.settings.tables import Build
 from gradient.wire.messages import CandidateScore, Capabilities, WorkerCapabilities
+from tests.conftest import PATIENCE
 from tests.graph.world import World, hash_part
 
 INFO = WorkerCapabilities(("x86_64-linux",), (), 2, 1, 4, 1000)
@@ -140,7 +141,7 @@ async def test_a_pending_job_wakes_hungry_workers_at_every_tick(bench: Bench) ->
     await bench.scheduler.assign_builds()
     worker = bench.worker()
     await bench.scheduler.assign_builds()
-    with trio.fail_after(1):
+    with trio.fail_after(PATIENCE):
         await worker.wake.wait()
 
 

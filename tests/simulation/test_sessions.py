@@ -31,9 +31,9 @@ from gradient.wire import messages as wire
 from gradient.wire.errors import HandshakeRefused, LinkClosed
 from gradient.wire.greeting import introduce
 from gradient.wire.transport import accept, connect_over
+from tests.conftest import PATIENCE
 from tests.graph.world import derivation, drv, out
 from tests.simulation.server_world import (
-    PATIENCE,
     TOKEN,
     ScriptedWorker,
     ServerWorld,
@@ -81,6 +81,12 @@ async def row_locked(url: str, table: str) -> AsyncIterator[None]:
     async with await Connection.connect(url) as connection, connection.transaction():
         await connection.execute(f"SELECT FROM {table} FOR UPDATE".encode())
         yield
+
+
+async def writer_waits(server: ServerWorld) -> None:
+    """Until what it writes now waits for `row_locked`."""
+    mine = "datname = current_database() AND wait_event_type = 'Lock'"
+    await until(lambda: server.value(f"SELECT count(*) = 1 FROM pg_stat_activity WHERE {mine}"))
 
 
 # --- hostile reports ------------------------------------------------------------------------------
@@ -366,8 +372,7 @@ async def test_what_a_worker_says_of_a_job_after_its_end_is_dropped(
 
         async with row_locked(database_url, "evaluation"):
             await worker.report(job, wire.EvalResult, warnings=("this waits for the lock",))
-            waiting = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            await until(lambda: server.value(waiting))
+            await writer_waits(server)
             await worker.report(job, wire.JobCompleted)
             await queued(1)  # control messages may overtake the end of a job on the way
             await worker.report(job, wire.EvalMessage, level=MessageLevel.ERROR, source="s", message="late")
@@ -387,8 +392,7 @@ async def test_a_worker_lost_in_the_middle_of_a_claim_strands_nothing(
         await reached(server, evaluation, EvaluationStatus.BUILDING)
         async with row_locked(database_url, "derivation_build"):
             await worker.link.send(wire.RequestJob(JobKind.BUILD))
-            waiting = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            await until(lambda: server.value(waiting))
+            await writer_waits(server)
             await worker.link.close()
             await nobody_connected(server)
     # The claim was committed after all.

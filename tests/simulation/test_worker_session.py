@@ -13,6 +13,7 @@ from gradient.worker.build_log import CHUNK_AGE, CHUNK_SIZE, BuildLog
 from gradient.worker.errors import JobFault
 from gradient.worker.job import Job
 from gradient.worker.queries import ANSWER_LIMIT, Queries
+from tests.conftest import PATIENCE
 from tests.simulation.worker_world import BASE_URL, World, build, evaluation, session_world
 
 A, B, C = (f"/nix/store/{letter * 32}-{letter}" for letter in "abc")
@@ -205,7 +206,7 @@ async def test_a_lost_link_ends_every_job() -> None:
         await world.assign(build(1))
         await world.assign(evaluation(1))
         await world.link.close()
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             await world.ended.wait()
         assert world.work.running == set()
 
