@@ -30,7 +30,10 @@ ROOT: Final = Path(__file__).parents[1]
 LIST: Final = Path(__file__).with_name("mutations.toml")
 # What the tests need of the project.
 COPIED: Final = ("gradient", "tests", "pyproject.toml")
-# Seconds for the tests of one fault: a test that hangs has noticed it too.
+# Seconds for all tests without a fault.
+HEALTHY_LIMIT: Final = 3600
+# Seconds for the tests of one fault, or as long as all have taken without one, where that is longer: a test
+# that hangs has noticed it too, a slow machine has not.
 LIMIT: Final = 120
 # Seconds in which a run that is ended cleans up.
 GRACE: Final = 10
@@ -89,6 +92,8 @@ class Runs:
     """
 
     stopped: bool = False
+    # Seconds for one.
+    limit: float = HEALTHY_LIMIT
     _under_way: set[subprocess.Popen[str]] = attrs.field(factory=set)
 
     def stop(self, *_: object) -> None:
@@ -102,8 +107,8 @@ class Runs:
             self._under_way.remove(run)
             run.send_signal(signal.SIGINT)
 
-    def tests(self, root: Path, tests: Iterable[str], limit: float = LIMIT) -> tuple[int | None, str]:
-        """pytest's exit code in `root` (None: it took longer than `limit` seconds), and what it said."""
+    def tests(self, root: Path, tests: Iterable[str]) -> tuple[int | None, str]:
+        """pytest's exit code in `root` (None: it took longer than the limit), and what it said."""
         environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
         # In a session of its own: an interrupt from the terminal reaches it through us alone.
@@ -120,7 +125,7 @@ class Runs:
             if self.stopped:
                 self._interrupt(run)
             try:
-                said, _ = run.communicate(timeout=limit)
+                said, _ = run.communicate(timeout=self.limit)
                 return run.returncode, said
             except subprocess.TimeoutExpired:
                 self._end(run)
@@ -155,7 +160,7 @@ def healthy(mutations: Sequence[Mutation], runs: Runs) -> str | None:
     """Nothing when every named test passes without a fault; otherwise what pytest said."""
     tests = sorted({test for mutation in mutations for test in mutation.tests})
     with copy_of_the_project() as root:
-        code, said = runs.tests(root, tests, LIMIT * 5)
+        code, said = runs.tests(root, tests)
     return None if code == PASSED else said[-4000:]
 
 
@@ -201,7 +206,9 @@ def main(arguments: Sequence[str]) -> int:
     runs = Runs()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, runs.stop)
+    started = time.monotonic()
     failure = healthy(mutations, runs)
+    runs.limit = max(LIMIT, time.monotonic() - started)
     if failure and not runs.stopped:
         print(f"the tests fail without a fault:\n{failure}")
         return 2
