@@ -25,6 +25,9 @@ DONE: Final = frozenset({BuildStatus.COMPLETED, BuildStatus.SUBSTITUTED})
 FAILED: Final = frozenset({BuildStatus.FAILED_PERMANENT, BuildStatus.FAILED_TIMEOUT})
 # Ended without having failed by itself.
 NOT_TRIED: Final = frozenset({BuildStatus.DEPENDENCY_FAILED, BuildStatus.ABORTED})
+# Ended for this evaluation, well or not; and what leaves a log behind that the next try does not go on with.
+_OVER: Final = DONE | FAILED | NOT_TRIED
+_FAILED_BEFORE: Final = FAILED | {BuildStatus.FAILED_TRANSIENT}
 
 # Waiting reasons that end only when somebody connects another worker.
 _NEEDS_A_WORKER: Final = frozenset({"workers", "eval_workers"})
@@ -44,7 +47,8 @@ class Build:
     error: str | None = None
     # Why it waits or was not tried, in the server's words.
     reason: str | None = None
-    # It had ended before this evaluation was made: nothing that the user waited for.
+    # It had ended before this evaluation was made: nothing that the user waited for. What had failed is tried
+    # again, mostly.
     earlier: bool = False
     tail: Tail = attrs.field(factory=Tail, repr=False)
 
@@ -122,8 +126,6 @@ class Progress:
     derivations: int = 0
     builds: dict[int, Build] = attrs.field(factory=dict)
     _messages: set[Said] = attrs.field(factory=set)
-    # Builds whose status was told at least once.
-    _told: set[int] = attrs.field(factory=set)
 
     @property
     def errors(self) -> int:
@@ -138,6 +140,10 @@ class Progress:
     def having(self, *statuses: BuildStatus) -> list[Build]:
         """The builds with one of these statuses, in the order in which they became known."""
         return [build for build in self.builds.values() if build.status in statuses]
+
+    def fresh(self, *statuses: BuildStatus) -> list[Build]:
+        """Those of them that ended, if they did, while the user waits."""
+        return [build for build in self.having(*statuses) if not build.earlier]
 
     def fold(self, event: dict[str, Any], now: float) -> list[Happening]:
         """Take in one event at `now` (seconds of any clock); what happened by it.
@@ -192,6 +198,8 @@ class Progress:
         if status != self.status:
             self.status = status
             yield Turned(status)
+            if self.ended:
+                yield from self._failed_earlier()
 
     def _wait(self, waiting: dict[str, Any] | None, now: float) -> Iterator[Happening]:
         kind = waiting["reason"].get("kind") if waiting else None
@@ -204,8 +212,7 @@ class Progress:
             yield Waits(self.waiting)
 
     def _build(self, event: dict[str, Any]) -> Iterator[Happening]:
-        build, known = self._of(event), event["build"] in self._told
-        self._told.add(build.id)
+        build = self._of(event)
         before, build.status = build.status, _STATUSES.get(event["status"], build.status)
         build.name = clean(event.get("name") or build.name)
         build.drv_path = event.get("drv_path") or build.drv_path
@@ -213,10 +220,23 @@ class Progress:
             clean(value) if (value := event.get(name)) else None for name in ("worker", "error", "reason")
         )
         self._times(build, event)
-        if not known and build.status in DONE and self.created is not None:
-            build.earlier = build.finished is not None and build.finished < self.created
-        if build.status is not before and not build.earlier:
+        was_earlier, build.earlier = build.earlier, self._ended_earlier(build)
+        if before in _FAILED_BEFORE and build.status is not before:
+            build.tail = Tail()
+        if not build.earlier and (was_earlier or build.status is not before):
             yield Moved(build, before)
+
+    def _ended_earlier(self, build: Build) -> bool:
+        if self.ended or build.status not in _OVER or build.finished is None or self.created is None:
+            return False
+        return build.finished < self.created
+
+    def _failed_earlier(self) -> Iterator[Happening]:
+        """What had failed before and was not tried again is why this evaluation failed, too."""
+        for build in self.having(*FAILED, *NOT_TRIED):
+            if build.earlier:
+                build.earlier = False
+                yield Moved(build, build.status)
 
     def _times(self, build: Build, event: dict[str, Any]) -> None:
         at = _epoch(event.get("at"))
@@ -246,8 +266,7 @@ class Progress:
 
 def _when(build: dict[str, Any]) -> tuple[bool, float]:
     """The order in which builds are told: as they moved, and behind all others what was not tried."""
-    moved = _epoch(build.get("finished_at") or build.get("started_at"))
-    return build["status"] == BuildStatus.DEPENDENCY_FAILED.label, moved or 0.0
+    return build["status"] == BuildStatus.DEPENDENCY_FAILED.label, _epoch(build.get("at")) or 0.0
 
 
 def _epoch(text: str | None) -> float | None:

@@ -55,16 +55,15 @@ def _add(tree: Tree, branches: Sequence[Tree], rows: int) -> int:
 
 def _branches(progress: Progress, now: float) -> Iterator[Tree]:
     """The builds worth a row, the most important first."""
-    for build in progress.having(*FAILED):
+    for build in progress.fresh(*FAILED):
         yield _failed(build)
     for build in progress.having(RUNNING):
         yield Tree(_row(_RUNNING, "yellow", build, now, _where(build), " "))
     for build in progress.having(BuildStatus.FAILED_TRANSIENT):
         yield Tree(_row(_WAITING, "yellow", build, now, build.reason or build.error or ""))
-    for build in progress.having(*NOT_TRIED):
+    for build in progress.fresh(*NOT_TRIED):
         yield Tree(_row(_SKIPPED, "red", build, now, build.reason or build.status.label))
-    fresh = [build for build in progress.having(*DONE) if not build.earlier]
-    for build in fresh[-RECENT:]:
+    for build in progress.fresh(*DONE)[-RECENT:]:
         yield Tree(_row(_BUILT, "green", build, now, ""))
 
 
@@ -99,7 +98,7 @@ def _phase(progress: Progress) -> str:
 def sums(progress: Progress, now: float) -> Text:
     """One line of totals: `∑ ⏵ 1 │ ✔ 12 │ ⏸ 30 │ ⚠ 1 │ ⊘ 4 │ 12s`; ⊘, not tried, only if there is any."""
     counters = progress.counters
-    failed, not_tried = len(progress.having(*FAILED)), len(progress.having(*NOT_TRIED))
+    failed, not_tried = len(progress.fresh(*FAILED)), len(progress.fresh(*NOT_TRIED))
     # The server names at most a thousand builds at once; its counters know all of them.
     done = max(len(progress.having(*DONE)), counters.named - counters.active - counters.failed)
     running = len(progress.having(RUNNING))

@@ -151,6 +151,7 @@ def build_json(row: BuildRow, causes: Sequence[Cause]) -> dict[str, Any]:
         "drv_path": row.drv_path,
         "status": row.status.label,
         "architecture": row.architecture,
+        "at": row.updated_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,
         "error": row.error,

@@ -16,6 +16,7 @@ from gradient.model import BuildStatus
 from tests.unit.cli_support import build, snapshot
 
 T0 = 1767225600.0  # 2026-01-01T00:00:00Z, when the snapshots' evaluation was created
+OLD = "2025-12-31T00:00:00+00:00"  # before it
 NEEDS = {
     "reason": {"kind": "workers"},
     "words": "waits for a worker for riscv64-linux (1 build, such as native)",
@@ -80,11 +81,38 @@ def test_a_failure_tells_the_end_of_its_log_and_its_dependents() -> None:
 
 def test_what_was_built_before_is_not_news() -> None:
     progress = started(first())
-    happened = progress.fold(
-        event("build", build=1, name="old", status="Completed", at="2025-12-31T00:00:00+00:00"), 0
-    )
+    happened = progress.fold(event("build", build=1, name="old", status="Completed", at=OLD), 0)
     assert happened == []
     assert progress.builds[1].earlier
+
+
+def test_what_had_failed_before_is_tried_again_and_then_told() -> None:
+    progress = started(first())
+    old = event("build", build=1, name="broken", status="FailedPermanent", at=OLD, error="exit code 1")
+    assert told(progress, event("log", build=1, text="old\n"), old) == []
+    assert progress.fresh(BuildStatus.FAILED_PERMANENT) == []
+    assert told(
+        progress,
+        {**old, "status": "Queued", "at": at(1)},
+        event("log", build=1, text="new\n"),
+        {**old, "at": at(2)},
+    ) == ["failed broken: exit code 1", "    > new"]
+
+
+def test_what_failed_again_between_two_looks_is_told() -> None:
+    progress = started(first())
+    old = event("build", build=1, name="broken", status="FailedPermanent", at=OLD)
+    assert told(progress, old, {**old, "at": at(2)}) == ["failed broken"]
+
+
+def test_what_had_failed_before_and_is_not_tried_again_is_told_at_the_end() -> None:
+    progress = started(first())
+    old = event("build", build=1, name="broken", status="FailedPermanent", at=OLD)
+    above = event("build", build=2, name="above", status="DependencyFailed", at=OLD, reason="broken failed")
+    assert told(progress, old, above, event("end", status="Failed")) == [
+        "failed broken",
+        "not built above: broken failed",
+    ]
 
 
 def test_a_snapshot_after_a_lost_connection_tells_what_was_missed() -> None:
@@ -99,11 +127,11 @@ def test_what_was_missed_is_told_in_its_order() -> None:
     names = ("runs", "broken", "needs", "top", "lib")  # as a snapshot has them
     progress = started(first(builds=[build(n, name, "Queued") for n, name in enumerate(names)]))
     missed = [
-        build(0, "runs", "Building", worker="w", started_at=at(3)),
-        build(1, "broken", "FailedPermanent", finished_at=at(5)),
-        build(2, "needs", "DependencyFailed", reason="broken failed"),
-        build(3, "top", "Completed", finished_at=at(4)),
-        build(4, "lib", "Completed", finished_at=at(2)),
+        build(0, "runs", "Building", worker="w", at=at(3)),
+        build(1, "broken", "FailedPermanent", at=at(5)),
+        build(2, "needs", "DependencyFailed", reason="broken failed", at=at(5)),
+        build(3, "top", "Completed", at=at(4)),
+        build(4, "lib", "Completed", at=at(2)),
     ]
     lines = told(progress, first(builds=missed))
     assert [line.split()[1] for line in lines] == ["lib", "runs", "top", "broken", "built"]
