@@ -9,6 +9,7 @@ segment more than it has: that is its look one level deeper.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from enum import Enum, auto
 
 import attrs
@@ -119,3 +120,13 @@ class Cursor:
             states=inside,
             exclusions=self._exclusions,
         )
+
+    def dead_ends(self, kind: NodeKind, names: Collection[str]) -> Iterator[tuple[str, str | None]]:
+        """The texts of the patterns that go no further than this node with these names inside, each with the
+        name it wanted there, None for any or none."""
+        for state in self._states:
+            inside = state.passes(kind)
+            wanted = state.next_name if inside else None
+            goes_on = inside and (bool(names) if wanted is None else wanted in names)
+            if not goes_on and not (state.is_final and kind is NodeKind.DERIVATION):
+                yield state.pattern.text, wanted

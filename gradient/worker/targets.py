@@ -6,6 +6,7 @@ Layer: worker. Needs the flake open, because the first of the candidates that ex
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gradient.nix.attr_path import AttrPath, candidate_paths, render_attr_path
 from gradient.nix.evaluator.child import Child
@@ -42,7 +43,19 @@ async def _whole(child: Child, target: str, systems: Sequence[str]) -> str:
     path = _short(target)
     if path is None:
         return target
+    candidates = candidate_paths(path, systems)
     try:
-        return render_attr_path(await first_existing(child, candidate_paths(path, systems)))
-    except (NoSuchAttribute, EvaluationFailed):
+        return render_attr_path(await first_existing(child, candidates))
+    except NoSuchAttribute:
+        return render_attr_path(await _meant(child, candidates, path))
+    except EvaluationFailed:
         return target  # discovery says what is wrong with it
+
+
+async def _meant(child: Child, candidates: Sequence[AttrPath], path: AttrPath) -> AttrPath:
+    """Where a name that is nowhere was looked for first: discovery says what there is instead."""
+    for candidate in candidates[:-1]:
+        with suppress(NoSuchAttribute, EvaluationFailed):
+            await first_existing(child, [candidate[: -len(path)]])
+            return candidate
+    return path

@@ -163,7 +163,10 @@ def test_a_short_name_is_what_nix_build_takes_for_it(home: Home) -> None:
 def test_an_attribute_that_does_not_exist(home: Home) -> None:
     ran = home.up(f"{EXAMPLES / 'hello'}#nothing")
     assert ran.code == 1
-    assert [error["message"] for error in ran.json["errors"]] == ["nothing: target matched no derivations"]
+    place = f"packages.{system()}"
+    assert [error["message"] for error in ran.json["errors"]] == [
+        f"{place}.nothing: target matched no derivations: {place} has no nothing, only default, hello"
+    ]
 
 
 # --- bad input ------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ async def test_an_attribute_path_that_is_too_long_fails_alone(at: Bench) -> None
 async def test_a_target_that_leads_to_nothing_is_an_error(at: Bench) -> None:
     await run(at, cached=outputs(f"{{ a = {derivation('')}; }}"), wildcards=("packages.s.a", "packages.s.b"))
     errors = [error for result in at.server.sent(wire.EvalResult) for error in result.errors]
-    assert errors == ["packages.s.b: target matched no derivations"]
+    assert errors == ["packages.s.b: target matched no derivations: packages.s has no b, only a"]
 
 
 async def test_default_targets_may_be_missing_unless_all_are(at: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
@@ -13,7 +14,9 @@ from gradient.nix.wildcard import parse_wildcards
 
 DRV = "/nix/store/00000000000000000000000000000000-x.drv"
 TREE: dict[str, Standing] = {
-    "": AttrSet(("a", "b", "lonely")),
+    "": AttrSet(("a", "b", "empty", "full", "lonely")),
+    "empty": AttrSet(()),
+    "full": AttrSet(tuple(f"n{n}" for n in range(10))),
     "a": AttrSet(("one", "set", "text")),
     "a.one": Derivation(DRV, ("tests",)),
     "a.one.tests": Derivation(DRV),
@@ -59,8 +62,31 @@ def test_an_attribute_of_several_targets_is_asked_once() -> None:
 
 
 def test_targets_that_led_to_nothing() -> None:
-    assert walk("a.one, a.text, nope")[1] == [TargetUnmatched("a.text"), TargetUnmatched("nope")]
+    assert [found.target for found in walk("a.one, a.text, nope")[1]] == ["a.text", "nope"]
     assert walk("*.one")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("nope", "the flake has no nope, only a, b, empty, full, lonely"),
+        ("a.on", "a has no on, did you mean one?"),
+        ('a."x.y".z', 'a has no "x.y", only one, set, text'),
+        ("a.text", "a.text is no derivation but of the type string"),
+        ("a.text.x", "a.text is no derivation but of the type string"),
+        ("lonely", "lonely is no derivation but of the type function"),
+        ("a.set", "a.set is a set of attributes: write a.set.* for what is in it"),
+        ("a.set.deep.four", "a.set.deep has no four, only three"),
+        ("empty.*", "empty has no attributes"),
+        ("*.nope", "a has no nope, only one, set, text"),
+        ("full.zzz", "full has no zzz, only n0, n1, n2, n3, n4, n5, …"),
+        ("full." + "y" * 999, "full has no " + "y" * 79 + "…, only n0, n1, n2, n3, n4, n5, …"),
+    ],
+)
+def test_where_a_target_ended(target: str, why: str) -> None:
+    (found,) = walk(target)[1]
+    assert found.why == why
+    assert found.message == f"{target}: target matched no derivations: {why}"
 
 
 def test_a_failed_attribute_is_not_also_unmatched() -> None:

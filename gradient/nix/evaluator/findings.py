@@ -90,14 +90,15 @@ class AttributeFailed:
 
 @attrs.frozen
 class TargetUnmatched:
-    """A target of the request, as written, that led to no derivation at all."""
+    """A target of the request, as written, that led to no derivation at all, and where it ended."""
 
     target: str
+    why: str = ""
 
     @property
     def message(self) -> str:
         """What people read."""
-        return f"{self.target}: {UNMATCHED}"
+        return f"{self.target}: {UNMATCHED}{self.why and ': '}{self.why}"
 
 
 UNMATCHED: Final = "target matched no derivations"

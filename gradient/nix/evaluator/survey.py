@@ -6,6 +6,9 @@ the count of patterns that led to something. Every attribute is asked about once
 
 from __future__ import annotations
 
+from typing import Final
+
+from gradient.nix.evaluator.dead_ends import DeadEnd
 from gradient.nix.evaluator.findings import (
     AttrSet,
     Derivation,
@@ -17,6 +20,9 @@ from gradient.nix.evaluator.findings import (
 from gradient.nix.wildcard import Wildcards
 from gradient.nix.wildcard_match import Cursor, NodeKind
 
+# Targets without a derivation whose end is told; nobody reads more of them.
+MAX_EXPLAINED: Final = 20
+
 
 class Survey:
     """The questions of one discovery, in the order in which their answers make them."""
@@ -24,6 +30,8 @@ class Survey:
     def __init__(self, wildcards: Wildcards) -> None:
         self._wildcards = wildcards
         self._matched: set[str] = set()
+        # Where each target came deepest and no further; the first of such places.
+        self._ends: dict[str, DeadEnd] = {}
 
     def begin(self) -> list[Question]:
         """The first questions."""
@@ -33,6 +41,7 @@ class Survey:
         """What follows from an answer."""
         decision = question.cursor.decide(_kind(standing))
         self._matched |= decision.taken_by
+        self._note_ends(question, standing)
         if isinstance(standing, Plain) or not decision.descend:
             return []
         wanted = decision.names
@@ -46,7 +55,16 @@ class Survey:
 
     def unmatched(self) -> list[TargetUnmatched]:
         """The targets that have led to no derivation so far."""
-        return [TargetUnmatched(text) for text in self._wildcards.unmatched(self._matched)]
+        texts = self._wildcards.unmatched(self._matched)
+        why = {text: self._ends[text].why for text in texts[:MAX_EXPLAINED] if text in self._ends}
+        return [TargetUnmatched(text, why.get(text, "")) for text in texts]
+
+    def _note_ends(self, question: Question, standing: Standing) -> None:
+        names = () if isinstance(standing, Plain) else standing.names
+        for text, wanted in question.cursor.dead_ends(_kind(standing), names):
+            known = self._ends.get(text)
+            if known is None or len(known.path) < len(question.path):
+                self._ends[text] = DeadEnd(question.path, standing, wanted)
 
 
 def _question(cursor: Cursor) -> Question:
