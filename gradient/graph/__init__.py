@@ -10,15 +10,15 @@ with what it is for; by what happens:
     may it start    need.py (wanted), can_start.py (Created to Queued), runtime_can_start.py,
                     completeness.py, references.py; upstream.py (other caches)
     a build         assignments.py (the claim), builds.py (starts, succeeds), build_outputs.py, nar.py,
-                    build_failures.py, failure.py, dependency_failure.py, failure_causes.py, logs.py,
-                    requeue.py (back to Queued), evaluation_build.py (its abort and retry)
+                    build_failures.py, failure.py, dependency_failure.py, logs.py, requeue.py (back
+                    to Queued), evaluation_build.py (its abort and retry)
     an evaluation   evaluations.py (from phase to phase), evaluation_end.py (verdict, abort), release.py
                     (what an abort lets go), counters.py, reachability.py, messages.py
     what was lost   retire.py, demote.py (cached paths), repair.py, heal.py, drv_recovery.py,
                     unconfirmed.py, recovery.py (at the start); consistency.py: drift.py, recounts.py
     collection      evaluation_gc.py, derivation_gc.py, path_gc.py; fetches.py and promises.py keep
     reads           candidate_reads.py, worker_reads.py, evaluation_reads.py, build_reads.py, log_reads.py,
-                    cache_reads.py
+                    failure_causes.py, cache_reads.py
     the database    pg.py, pg_driver.py, pg_errors.py, pg_pool.py, adapt.py, embedded.py, migrate.py;
                     access.py (tokens); schema/
 """
