@@ -258,6 +258,21 @@ async def test_an_adoption_looks_what_is_needed_below(world: World) -> None:
     assert await world.status("good") is BuildStatus.QUEUED
 
 
+async def test_an_adoption_ends_at_what_failed(world: World) -> None:
+    """Its mark is left over from when it was wanted."""
+    first, second = await world.evaluation(), await world.evaluation()
+    await world.commit(nar(out("above"), [out("top")]))
+    await world.record(first, {"top": [], "above": []}, entries=["top", "above"])
+    await world.end_stream(first)
+    await world.apply(Record(second, (), (EntryPoint("above", drv("above")),)))
+    await world.fail("top")
+    await world.end_stream(second)
+    assert await world.statuses() == {"above": BuildStatus.COMPLETED, "top": BuildStatus.FAILED_PERMANENT}
+    names = "SELECT array_agg(d.name) FROM build_job j JOIN derivation d ON d.id = j.derivation"
+    assert await world.value(f"{names} WHERE j.evaluation = %s", second) == ["above"]
+    await world.check()
+
+
 async def test_the_last_abort_stops_a_build_that_several_named(world: World) -> None:
     await failed_chain(world)
     second = await world.evaluation()
