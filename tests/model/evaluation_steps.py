@@ -295,7 +295,9 @@ class EvaluationSteps(BuildSteps):
     def fail_evaluation(self, pick: int) -> None:
         """From the server's side."""
         unfinished = self._unfinished()
-        evaluation = self._choose(unfinished, pick) if unfinished else self._stream(pick)[0]
+        self._fail_evaluation(self._choose(unfinished, pick) if unfinished else self._stream(pick)[0])
+
+    def _fail_evaluation(self, evaluation: int) -> None:
         self._say(f"fail_evaluation {evaluation}")
         self._apply(FailEvaluation(evaluation, "source", "it cannot go on"))
         self.model.fail_evaluation(evaluation)

@@ -21,7 +21,7 @@ from gradient.graph.transaction import Message
 from gradient.model import BuildStatus, FailureKind
 from tests.model import invariants, rules, stored
 from tests.model.cache_steps import AGE, PICKS
-from tests.model.evaluation_steps import EvaluationSteps
+from tests.model.evaluation_steps import STREAMS, EvaluationSteps
 from tests.model.graph import TASKS
 from tests.model.pair import PICK, SELDOM
 from tests.model.script import step
@@ -156,29 +156,67 @@ class RepairSteps(EvaluationSteps):
         self._check()
         self._repaired(evaluation)
 
-    @precondition(lambda self: self._live())
-    @step(pick=PICK, lost=st.booleans(), minutes=st.sampled_from([0, 2]))
-    def recover_drv(self, pick: int, lost: bool, minutes: int) -> None:
-        """It may be stuck over a `.drv`, which perhaps gets lost now."""
-        evaluation = self._choose(self._stuck() or self._building() or self._live(), pick)
-        names = sorted(set(rules.named_by(self.model.facts, evaluation)) & set(self._queued()))
-        if lost and names:
-            self._lose([f"{self._choose(names, pick)}.drv"])
-        self._park(evaluation, stuck=True)
-        self._recover_drv(evaluation, minutes)
-
     def _stuck(self) -> list[int]:
         return [v for v, row in self.model.facts.evaluations.items() if row.stuck_since is not None]
 
-    def _recover_drv(self, evaluation: int, minutes: int) -> None:
+    def _waiting_for(self, evaluation: int) -> list[str]:
+        """Its builds that nobody has taken yet."""
+        return sorted(set(rules.named_by(self.model.facts, evaluation)) & set(self._queued()))
+
+    def _losable(self) -> list[int]:
+        """Those that a `.drv` can be lost for."""
+        return list(filter(self._waiting_for, self._building()))
+
+    @precondition(lambda self: self._live())
+    @step(pick=PICK, lost=st.booleans(), minutes=st.sampled_from([0, 2]))
+    def recover_drv(self, pick: int, lost: bool, minutes: int) -> None:
+        """It may be stuck over a `.drv`, which perhaps is lost now."""
+        evaluation = self._choose(self._stuck() or self._losable() or self._live(), pick)
+        if lost:
+            self._lose_drv(evaluation, pick)
+        self._park(evaluation, stuck=True)
+        self._recover_drv(evaluation, minutes)
+
+    @precondition(lambda self: not self.graph.in_shared and len(self.streams) < STREAMS)
+    @precondition(lambda self: self._losable())
+    @step(pick=PICK, walks=st.booleans())
+    def recover_in_vain(self, pick: int, walks: bool) -> None:
+        """What is to bring the `.drv` fails, or is stuck over it when it has walked all."""
+        evaluation = self._choose(self._losable(), pick)
+        self._lose_drv(evaluation, pick)
+        self._park(evaluation, stuck=True)
+        recovery = self._recover_drv(evaluation, minutes=2)
+        if recovery is not None:
+            self._recover_drv(evaluation, minutes=2)
+            if walks:
+                self._walk_in_vain(recovery)
+            else:
+                self._fail_evaluation(recovery)
+            self._recover_drv(evaluation, minutes=2)
+
+    def _lose_drv(self, evaluation: int, pick: int) -> None:
+        if names := self._waiting_for(evaluation):
+            self._lose([f"{self._choose(names, pick)}.drv"])
+
+    def _walk_in_vain(self, recovery: int) -> None:
+        self._start(recovery, False, 0)
+        stream = self.streams[recovery]
+        self._send_batch(recovery, stream, len(stream.left), drvs=False, entries=True)
+        self._end_stream(recovery, stream, all_sent=True)
+        self._park(recovery, stuck=True)
+        self._recover_drv(recovery, minutes=2)
+
+    def _recover_drv(self, evaluation: int, minutes: int) -> int | None:
         self.graph.pass_time(timedelta(minutes=minutes))
         self._say(f"recover_drv of {evaluation} {minutes} minutes later")
-        recovery = self._apply(RecoverDrv(evaluation))
+        recovery: int | None = self._apply(RecoverDrv(evaluation))
         self._same("RecoverDrv", recovery is not None, self.model.may_recover(evaluation))
         self.model.recover_drv(evaluation, recovery)
         if recovery is not None:
+            self._say(f"recovery {recovery} of {evaluation}")
             self.tops[recovery] = self.tops[evaluation]
         self._check()
+        return recovery
 
     @precondition(lambda self: self.model.facts.evaluations)
     @SELDOM
