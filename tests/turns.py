@@ -1,4 +1,4 @@
-"""Two sides stepped in turn, through every order with at most two switches.
+"""Two sides stepped in turn, through every order with at most two switches, or three.
 
 A side stands before each of its steps, and goes on by one when it is told to.
 """
@@ -68,11 +68,13 @@ class Side:
 
 @attrs.frozen
 class Order:
-    """Who begins, with how many steps, and with how many the other interrupts it."""
+    """Who begins, with how many steps, and with how many the other interrupts it. Then the first goes on to
+    its end; or only with the steps that it makes again, and the other comes to its end before it."""
 
     second_begins: bool
     before: int
     between: int
+    again: int = 0
 
 
 @attrs.frozen
@@ -80,9 +82,11 @@ class Outcome:
     """How one order went."""
 
     order: Order
-    # The first was done before it had made its steps; the other was, or waited for the first.
+    # The first was done before it had made its steps; the other was, or waited for the first; the first was
+    # done, or waited for the other, before it had made those that it makes again.
     first_ended: bool
     other_stopped: bool
+    first_stopped: bool
     answers: tuple[Any, Any]
     errors: tuple[Exception | None, Exception | None]
 
@@ -96,25 +100,40 @@ async def play(one: Side, two: Side, order: Order) -> Outcome:
         with trio.fail_after(LIMIT):
             first_ended = await first.advance(order.before)
             other_stopped = await other.advance(order.between)
-            for side in itertools.cycle((first, other)):
+            first_stopped = await first.advance(order.again)
+            for side in itertools.cycle((other, first) if order.again else (first, other)):
                 while await side.step():
                     pass
                 if first.done and other.done:
                     break
-    return Outcome(order, first_ended, other_stopped, (one.answer, two.answer), (one.error, two.error))
+    stopped = first_ended, other_stopped, first_stopped
+    return Outcome(order, *stopped, (one.answer, two.answer), (one.error, two.error))
 
 
-async def every_order(play: Callable[[Order], Awaitable[Outcome]]) -> None:
-    """Try every order with at most two switches, found as it goes: nobody knows how many steps there are."""
+async def every_order(play: Callable[[Order], Awaitable[Outcome]], switches: int = 2) -> None:
+    """Try every order with at most so many switches, two or three, found as it goes: nobody knows how many
+    steps there are."""
     for second_begins in (False, True):
-        await _orders_begun_by(second_begins, play)
+        await _orders_begun_by(second_begins, play, switches)
 
 
-async def _orders_begun_by(second_begins: bool, play: Callable[[Order], Awaitable[Outcome]]) -> None:
+async def _orders_begun_by(
+    second_begins: bool, play: Callable[[Order], Awaitable[Outcome]], switches: int
+) -> None:
     for before in itertools.count(1):
         for between in itertools.count(1):
-            outcome = await play(Order(second_begins, before, between))
+            order = Order(second_begins, before, between)
+            outcome = await play(order)
             if outcome.first_ended:
                 return
             if outcome.other_stopped:
                 break
+            if switches > 2:
+                await _with_a_third_switch(order, play)
+
+
+async def _with_a_third_switch(order: Order, play: Callable[[Order], Awaitable[Outcome]]) -> None:
+    """Those orders that begin like this one, after which both could go on."""
+    for again in itertools.count(1):
+        if (await play(attrs.evolve(order, again=again))).first_stopped:
+            return

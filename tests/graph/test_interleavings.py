@@ -65,7 +65,8 @@ async def end(table: Table, outcome: Outcome) -> End:
     return "\n".join([f"answers: {outcome.answers}", *lines])
 
 
-async def check_every_order(url: str, scenario: Scenario) -> None:
+async def check_every_order(url: str, scenario: Scenario, switches: int = 2) -> list[Order]:
+    """Play them; those that there were."""
     async with await Connection.connect(url) as connection:
         world = World(connection)
         await world.setup()
@@ -88,10 +89,11 @@ async def check_every_order(url: str, scenario: Scenario) -> None:
             tried.append(order)
             return outcome
 
-        await every_order(played)
+        await every_order(played, switches)
     # Both begin, and are interrupted: otherwise nothing was shown.
     assert {order.second_begins for order in tried} == {False, True}
     assert max(order.before for order in tried) > 2
+    return tried
 
 
 def applied(message: Message[Any]) -> Act:
@@ -387,9 +389,29 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
+# Those in which one goes on beside the other. Where both move the graph, the other waits for all of the first
+# at its first step: there is no third switch.
+BESIDE: tuple[Scenario, ...] = (
+    the_fold_and_the_last_completion,
+    the_fold_and_a_batch,
+    the_fold_and_the_end_of_a_stream,
+    a_recount_and_a_completion,
+    two_folds,
+)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 async def test_every_order_ends_as_a_serial_one(database_url: str, scenario: Scenario) -> None:
     await check_every_order(database_url, scenario)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scenario", BESIDE, ids=lambda scenario: scenario.__name__)
+async def test_every_order_with_three_switches_ends_as_a_serial_one(
+    database_url: str, scenario: Scenario
+) -> None:
+    tried = await check_every_order(database_url, scenario, 3)
+    assert any(order.again for order in tried)
 
 
 async def test_a_deadlock_would_be_found(database_url: str) -> None:
