@@ -113,6 +113,7 @@ class GraphWriter:
     _taken: list[_Request] = attrs.field(factory=list, init=False)
     # At most one that was taken too, but goes alone: in the next transaction.
     _next: list[_Request] = attrs.field(factory=list, init=False)
+    _unanswered: int = attrs.field(default=0, init=False)
     # Set while a COMMIT is not answered; its requests are those in `_taken`.
     _doubt: _Doubt | None = attrs.field(default=None, init=False)
 
@@ -137,7 +138,13 @@ class GraphWriter:
             self._send.send_nowait(request)
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             raise WriterStopped("the server is stopping") from None
+        self._unanswered += 1
         return Reply(request)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits for an answer."""
+        return self._unanswered > 0
 
     def close(self) -> None:
         """Take no more messages; `run` returns when the channel is empty. For the drain."""
@@ -171,7 +178,7 @@ class GraphWriter:
             while True:
                 waiting.append(self._receive.receive_nowait())
         self._receive.close()
-        self._taken, self._next = [], []
+        self._taken, self._next, self._unanswered = [], [], 0
         for request in waiting:
             request.fail(WriterStopped("the server is stopping"))
 
@@ -292,6 +299,7 @@ class GraphWriter:
 
     def _answer(self, answers: list[tuple[_Request, Any]]) -> None:
         self._taken = []
+        self._unanswered -= len(answers)
         for request, outcome in answers:
             if isinstance(outcome, Exception):
                 request.fail(outcome)

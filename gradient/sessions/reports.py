@@ -31,6 +31,9 @@ from gradient.wire import messages as wire
 # Reports of a session that wait for the graph writer (seed "Jobs"). A full queue pauses the reader, and
 # TCP holds the worker back.
 REPORT_QUEUE: Final = 64
+# Of what waits, the derivations that are applied at once while others want the graph writer too: they wait
+# for all of it. Alone, larger portions are cheaper.
+BESIDE_OTHERS: Final = 800
 
 log = structlog.get_logger()
 Abort = Callable[[str, str], None]
@@ -66,7 +69,8 @@ class ReportApplier:
         the worker published before it is recorded.
         """
         async for first in queue:
-            waiting = [first, *_drain(queue)]
+            room = BESIDE_OTHERS if self.writer.busy else MAX_BATCH
+            waiting = [first, *_drain(queue, room - _derivations(first))]
             pending: list[Then] = []
             for received in merged(waiting):
                 then = await self._post(received, abort, ask)
@@ -145,13 +149,21 @@ async def _ask(ask: AskImport, request: wire.ImportRequest) -> None:
     ask(request)
 
 
-def _drain(queue: trio.MemoryReceiveChannel[Received]) -> list[Received]:
-    found = []
-    while True:
+def _drain(queue: trio.MemoryReceiveChannel[Received], room: int) -> list[Received]:
+    """What waits, until there are as many derivations as there is room for."""
+    found: list[Received] = []
+    while room > 0:
         try:
             found.append(queue.receive_nowait())
         except (trio.WouldBlock, trio.EndOfChannel):
-            return found
+            break
+        room -= _derivations(found[-1])
+    return found
+
+
+def _derivations(received: Received) -> int:
+    report = received.report
+    return len(report.derivations) if isinstance(report, wire.EvalResult) else 0
 
 
 def merged(waiting: list[Received]) -> list[Received]:

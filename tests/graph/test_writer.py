@@ -110,6 +110,17 @@ async def test_more_than_one_transaction_takes_keeps_the_order(
     assert await projects(connection) == [f"p{i}" for i in range(count)]
 
 
+async def test_it_is_busy_until_all_is_committed(running: Bench) -> None:
+    async def look(tx: Transaction) -> bool:
+        return running.writer.busy
+
+    assert not running.writer.busy
+    posted = running.writer.post(Add("p", look))
+    assert running.writer.busy
+    assert await posted.result()
+    assert not running.writer.busy
+
+
 @attrs.define
 class AddAlone(Add, Alone):
     """Has a transaction to itself."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
+import attrs
 import pytest
+import trio
 
 from gradient.graph.build_failures import BuildFailed
 from gradient.graph.build_outputs import StoreBuildOutput
@@ -20,8 +23,9 @@ from gradient.graph.evaluation_reports import (
 )
 from gradient.graph.failure import RetryLimits
 from gradient.graph.messages import AddMessage
-from gradient.graph.record import MAX_BATCH, Record
+from gradient.graph.record import MAX_BATCH, Record, Recorded
 from gradient.graph.requeue import ReturnAssignment
+from gradient.graph.writer import Reply, _Request
 from gradient.model import (
     BuildMetrics,
     BuildStage,
@@ -33,9 +37,9 @@ from gradient.model import (
     JobKind,
     MessageLevel,
 )
-from gradient.passes.pool import ActiveJob
+from gradient.passes.pool import ActiveJob, Worker
 from gradient.sessions.report_messages import fits, writer_message
-from gradient.sessions.reports import Received, merged
+from gradient.sessions.reports import Received, ReportApplier, merged
 from gradient.wire import messages as wire
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -77,6 +81,36 @@ def test_nothing_merges_over_another_report_or_another_job() -> None:
     other = ActiveJob("eval:7", 3, JobKind.EVAL, 7, "evaluation 7", NOW)
     assert sizes(merged([batch(1), batch(1, job=other)])) == [1, 1]
     assert merged([]) == []
+
+
+@attrs.define(eq=False)
+class Noting:
+    """A writer that answers at once, and notes how many derivations each message holds."""
+
+    busy: bool
+    noted: list[int] = attrs.field(factory=list)
+
+    def post(self, message: Record) -> Reply[Recorded]:
+        self.noted.append(len(message.derivations))
+        request = _Request(message)
+        request.succeed(Recorded())
+        return Reply(request)
+
+
+@pytest.mark.parametrize(
+    ("busy", "portions"), [(False, [MAX_BATCH, 250]), (True, [800, 800, 800, 800, 800, 800, 450])]
+)
+async def test_others_who_want_the_writer_wait_for_a_small_portion(busy: bool, portions: list[int]) -> None:
+    worker = Worker(UUID(int=1), "w", frozenset({"main"}), wire.Capabilities(), NOW)
+    worker.jobs[EVAL.job_id] = EVAL
+    writer: Any = Noting(busy)
+    unused: Any = None
+    send, receive = trio.open_memory_channel[Received](105)
+    for _ in range(105):
+        send.send_nowait(batch(50))
+    send.close()
+    await ReportApplier(worker, writer, unused, unused, LIMITS).run(receive, unused, unused)
+    assert writer.noted == portions
 
 
 EVAL_ONLY: list[Any] = [
