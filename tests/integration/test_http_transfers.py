@@ -20,6 +20,7 @@ from gradient.http.errors import (
     ProtocolFault,
 )
 from tests.integration.http_support import Peer, certificate, serving
+from tests.patience import PATIENCE
 
 OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -102,7 +103,7 @@ async def test_an_early_answer_ends_the_upload_though_the_server_reads_nothing_m
         await trio.sleep_forever()
 
     async with serving(script) as url, HttpClient() as client:
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             answer = await client.upload(url, token=None, body=Pieces(bytes(2**16), endless=True))
     assert (answer.status, answer.body) == (409, b"have it")
 
@@ -297,7 +298,7 @@ async def test_a_body_of_the_callers_that_fails_closes_the_connection() -> None:
         with pytest.raises(KeyError):
             async with client.download(url):
                 raise KeyError
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await closed.wait()
 
 
@@ -311,10 +312,15 @@ async def ok(client: HttpClient, url: str) -> None:
 
 async def test_a_connection_is_used_again() -> None:
     numbers: list[int] = []
+    together = trio.Event()
 
     async def script(peer: Peer) -> None:
         while await peer.head():
             numbers.append(peer.number)
+            if len(numbers) > 3:  # the next three, answered once all of them have come
+                if len(numbers) == 6:
+                    together.set()
+                await together.wait()
             await peer.send(OK)
 
     async with serving(script) as url, HttpClient() as client:
@@ -444,7 +450,7 @@ async def test_closing_the_client_closes_idle_connections() -> None:
     async with serving(script) as url:
         async with HttpClient() as client:
             await ok(client, url)
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await closed.wait()
 
 

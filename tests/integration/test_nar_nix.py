@@ -21,6 +21,7 @@ from gradient.nar.signing import PublicKey, SecretKey
 from gradient.nar.tree import Directory, Node, Symlink, regular_file
 from gradient.nar.unpack import decompress
 from gradient.nar.writer import dump_path, dump_tree
+from tests.noise import noise
 
 pytestmark = pytest.mark.nix
 
@@ -80,7 +81,7 @@ def ours(path: Path) -> bytes:
 def make(folder: Path) -> None:
     """A tree with a bit of everything."""
     for size in (0, 1, 7, 8, 9, 63, 4096, 2**18 - 1, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20):
-        (folder / f"size-{size}").write_bytes(os.urandom(size))
+        (folder / f"size-{size}").write_bytes(noise(size))
     for mode in (0o400, 0o644, 0o755, 0o700, 0o655, 0o711, 0o611):
         path = folder / f"mode-{mode:o}"
         path.write_bytes(b"x")

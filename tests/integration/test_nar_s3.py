@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -20,6 +19,7 @@ from gradient.nar.objects import RemoteObjects
 from gradient.nar.store import NarStore, nar_key
 from gradient.nar.tree import Regular
 from gradient.nix.hashes import Hash
+from tests.noise import noise
 
 PATH = "/nix/store/00000000000000000000000000000001-one"
 KEY = nar_key(PATH)
@@ -78,7 +78,7 @@ async def test_put_get_delete(store: NarStore, tmp_path: Path) -> None:
 
 async def test_a_large_upload_goes_up_in_parts_and_comes_back(store: NarStore, tmp_path: Path) -> None:
     """12 MiB that do not compress, in parts of 5 MiB."""
-    tree = Regular(12 * 2**20, False, [os.urandom(2**20) for _ in range(12)])
+    tree = Regular(12 * 2**20, False, [noise(2**20, number) for number in range(12)])
     async with bundled([BundleItem(EntryHeader(PATH), tree)]) as stream:
         (record,) = await ingest_bundle(stream, store, lambda header: True)
     assert await store.size(KEY) == record.file_size

@@ -20,6 +20,7 @@ from gradient.server_files import prepare_data_dir
 from gradient.settings import DataDir, Settings
 from gradient.settings.tables import Gc, Metrics
 from tests.graph.world import nar, out
+from tests.patience import PATIENCE, until
 
 PASSES = {
     "build assignment",
@@ -49,6 +50,11 @@ async def running(settings: Settings, url: str, pool: Pool, folder: Path) -> Asy
         server.writer.close()
 
 
+def done(server: Server) -> set[str]:
+    """The passes that have run once."""
+    return {child.name for child in server.health.snapshot() if child.last_good is not None}
+
+
 @pytest.mark.parametrize(
     ("settings", "passes"),
     [
@@ -62,11 +68,7 @@ async def test_every_pass_runs_that_is_not_turned_off(
 ) -> None:
     async with running(settings, database_url, pool, tmp_path) as server, trio.open_nursery() as nursery:
         nursery.start_soon(server.run_passes)
-        done: set[str] = set()
-        with trio.fail_after(60):
-            while not passes <= done:
-                await trio.lowlevel.checkpoint()
-                done = {child.name for child in server.health.snapshot() if child.last_good is not None}
+        await until(lambda: passes <= done(server))
         assert {child.name for child in server.health.snapshot()} == passes | {"graph writer"}
         nursery.cancel_scope.cancel()
 
@@ -78,7 +80,7 @@ async def test_news_reaches_the_collector_and_fetches_the_database(
         source = Repository("git+https://example.org/x")
         evaluation = await server.writer.submit(CreateEvaluation("main", source))
         await server.writer.submit(FailEvaluation(evaluation, "test", "it broke"))
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await server.garbage.ended.wait()
         path = nar(out("a"))
         await server.writer.submit(CommitNars(server.site.cache.id, (path,)))

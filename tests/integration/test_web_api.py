@@ -42,14 +42,14 @@ async def test_every_write_needs_a_token(web: Web, path: str, token: str) -> Non
 
 
 async def test_a_grant_is_for_uploads_only(web: Web) -> None:
-    expires = int(web.site.clock().timestamp()) + 60
+    expires = int(web.site.clock().timestamp()) + 3600
     grant = web.site.grants.issue("upload", "build:1", expires)
     assert (await web.upload(item("a", b"x"), token=grant)).status == 200
     assert (await web.call("POST", "/api/v1/evaluations", {}, token=grant))[0] == 401
     other = web.site.grants.issue("download", "build:1", expires)
     refused = await web.upload(item("b", b"x"), token=other)
     assert (refused.status, b"not for 'upload'" in refused.body) == (401, True)
-    late = web.site.grants.issue("upload", "build:1", expires - 61)
+    late = web.site.grants.issue("upload", "build:1", expires - 3601)
     assert b"expired" in (await web.upload(item("b", b"x"), token=late)).body
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import os
+from typing import Any
 
 import h11
 import pytest
 import trio
 
+from gradient.http.client import HttpClient
 from gradient.nar.narinfo import NarInfo
 from gradient.nar.store import nar_key
+from gradient.web import serve_http
 from gradient.web.cache import PIECE
 from tests.graph.world import hash_part
 from tests.integration.web_support import Web, item, store_path
+from tests.noise import noise
+from tests.patience import PATIENCE
 
 PATH = f"/cache/main/{hash_part('a')}.narinfo"
 
@@ -116,7 +120,7 @@ async def test_a_whole_nar_and_its_head(web: Web) -> None:
 
 @pytest.mark.parametrize("size", [100, 3 * PIECE + 17])
 async def test_parts_of_a_nar(web: Web, size: int) -> None:
-    info, data = await stored(web, os.urandom(size))
+    info, data = await stored(web, noise(size))
     url, total = f"/cache/main/{info.url}", len(data)
     for text, start, stop in (
         ("bytes=0-9", 0, 10),
@@ -177,9 +181,10 @@ async def test_a_fetch_is_noted_once_and_nothing_else_is(web: Web) -> None:
     assert fetched == [info.file_hash] * 2
 
 
-async def test_a_large_nar_is_read_piece_by_piece(web: Web) -> None:
-    """A client that does not read keeps neither the object in memory nor a thread."""
-    info, data = await stored(web, os.urandom(20 * PIECE))
+async def test_a_large_nar_is_read_piece_by_piece(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that takes nothing keeps neither the object in memory nor a thread."""
+    info, data = await stored(web, noise(5 * PIECE))
+    sending, taken = hold_pieces(monkeypatch)
     read = []
     get = web.site.store.get
 
@@ -189,12 +194,38 @@ async def test_a_large_nar_is_read_piece_by_piece(web: Web) -> None:
         return piece
 
     web.site.store.get = counted  # type: ignore[method-assign]
-    async with web.client.download(f"{web.url}/cache/main/{info.url}") as download:
+    async with HttpClient() as client, client.download(f"{web.url}/cache/main/{info.url}") as download:
+        with trio.fail_after(PATIENCE):
+            await sending.wait()
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert 0 < sum(read) < len(data) / 2
+        before_it_takes = list(read)
+        taken.set()
         body = b"".join([piece async for piece in download])
     assert body == data
+    assert before_it_takes == [PIECE]
     assert max(read) == PIECE
+
+
+def hold_pieces(monkeypatch: pytest.MonkeyPatch) -> tuple[trio.Event, trio.Event]:
+    """From now on, who connects takes no piece before the second event is set; the first says that one is
+    being sent. How much a socket holds is the kernel's affair."""
+    sending, taken = trio.Event(), trio.Event()
+    serve = serve_http._Server._serve
+
+    async def held(server: Any, stream: Any) -> None:
+        send_all = stream.send_all
+
+        async def send(data: bytes) -> None:
+            if len(data) >= PIECE:
+                sending.set()
+                await taken.wait()
+            await send_all(data)
+
+        stream.send_all = send
+        await serve(server, stream)
+
+    monkeypatch.setattr(serve_http._Server, "_serve", held)
+    return sending, taken
 
 
 async def test_the_log_of_a_derivation(web: Web) -> None:

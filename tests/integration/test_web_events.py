@@ -22,6 +22,7 @@ from gradient.sessions.live import MAX_PENDING_LOG, Progress
 from gradient.web import events, logs
 from tests.graph.world import LIMITS, nar, out
 from tests.integration.web_support import Web, lines
+from tests.patience import PATIENCE, until
 
 CHAIN = {"top": ["lib"], "lib": []}
 
@@ -34,22 +35,23 @@ class Reader:
     _rest: bytes = b""
 
     async def line(self) -> bytes:
-        while b"\n" not in self._rest:
-            with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
+            while b"\n" not in self._rest:
                 self._rest += await anext(self.download)
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
     async def event(self, *kinds: str) -> Mapping[str, Any]:
         """The next event of one of these kinds, or of any; blank lines are passed over."""
-        while True:
-            line = await self.line()
-            if line and ((event := json.loads(line))["event"] in kinds or not kinds):
-                return dict(event)
+        with trio.fail_after(PATIENCE):
+            while True:
+                line = await self.line()
+                if line and ((event := json.loads(line))["event"] in kinds or not kinds):
+                    return dict(event)
 
     async def rest(self) -> list[Mapping[str, Any]]:
         """Every event until the stream ends."""
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             async for piece in self.download:
                 self._rest += piece
         return lines(self._rest)
@@ -248,10 +250,7 @@ async def test_a_stream_whose_client_left_is_forgotten(web: Web) -> None:
     async with stream(web, evaluation) as reader:
         await reader.event("snapshot")
         assert len(web.site.live._watches) == 1
-    with trio.fail_after(5):
-        await wait_all_tasks_blocked()
-        while web.site.live._watches:
-            await wait_all_tasks_blocked(0.005)
+    await until(lambda: not web.site.live._watches)
 
 
 # --- logs -----------------------------------------------------------------------------------------
@@ -297,11 +296,11 @@ async def test_following_a_log_to_its_end(web: Web, tail: str) -> None:
         for text in (b"three\n", b"four\n"):
             await web.world.log("a", text)
             while not received.endswith(text):
-                with trio.fail_after(5):
+                with trio.fail_after(PATIENCE):
                     received += await anext(download)
         await web.world.log("a", b"last")
         await finish(web)
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             async for piece in download:
                 received += piece
     start = b"two\n" if tail else b"one\ntwo\n"
@@ -316,7 +315,7 @@ async def test_following_a_build_that_has_not_begun(web: Web) -> None:
         await world.start("a")
         await world.log("a", b"hello\n")
         await finish(web)
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             assert await download.read(1000) == b"hello\n"
 
 
@@ -325,7 +324,7 @@ async def test_following_a_build_that_never_ran(web: Web) -> None:
     evaluation = await world.evaluation()
     await world.record(evaluation, CHAIN, entries=["top"])
     await world.fail("lib")
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE):
         answer = await web.get(f"/api/v1/builds/{await world.id('top')}/log?follow=1")
     assert (answer.status, answer.body) == (200, b"")
 
@@ -341,5 +340,5 @@ async def test_log_text_that_is_stored_late_is_not_lost(web: Web, monkeypatch: p
         await web.world.connection.execute(
             "INSERT INTO build_log_chunk SELECT id, 1, 'two' FROM build_attempt"
         )
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             assert await anext(download) == b"two"

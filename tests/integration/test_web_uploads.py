@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -18,10 +18,13 @@ from gradient.nar.narinfo import NarInfo
 from gradient.nar.signing import PublicKey
 from gradient.nar.store import nar_key
 from gradient.passes.nar_files import NarFiles
+from gradient.web import connection
 from gradient.web.connection import RequestBody
 from gradient.web.uploads import MAX_CONCURRENT
 from tests.graph.world import START, hash_part
 from tests.integration.web_support import Web, folder, item, store_path
+from tests.noise import noise
+from tests.patience import PATIENCE, until
 
 
 async def bundle(*items: BundleItem) -> bytes:
@@ -41,14 +44,6 @@ async def send_part(web: Web, body: bytes, size: int) -> trio.SocketStream:
     head = f"POST /api/v1/uploads HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {web.token}\r\n"
     await stream.send_all(f"{head}Content-Length: {size}\r\n\r\n".encode() + body)
     return stream
-
-
-async def until(condition: Callable[[], object], *, seconds: float = 5) -> None:
-    """Wait until `condition()` holds; a failing test says so after `seconds`."""
-    with trio.fail_after(seconds):
-        await wait_all_tasks_blocked()
-        while not condition():
-            await wait_all_tasks_blocked(0.005)
 
 
 async def test_a_bundle_is_stored_signed_and_visible(web: Web) -> None:
@@ -82,13 +77,13 @@ async def test_what_is_held_is_accepted_and_left_alone(web: Web) -> None:
 
 async def test_the_same_path_from_many_at_once(web: Web) -> None:
     """Whoever wins, the row and the object are of the same upload."""
-    contents = [os.urandom(2000) for _ in range(MAX_CONCURRENT + 4)]
+    contents = [noise(2000, number) for number in range(MAX_CONCURRENT + 4)]
     statuses = []
 
     async def send(content: bytes) -> None:
         statuses.append((await web.upload(item("shared", content), item("also", content))).status)
 
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             for content in contents:
                 nursery.start_soon(send, content)
@@ -105,7 +100,7 @@ async def test_the_same_path_from_many_at_once(web: Web) -> None:
 
 @pytest.mark.parametrize("cut", [0, 5, 60, 200, -1])
 async def test_a_bundle_that_breaks_off_keeps_nothing(web: Web, cut: int) -> None:
-    data = await bundle(item("a", os.urandom(300)), item("b", b"x"))
+    data = await bundle(item("a", noise(300)), item("b", b"x"))
     answer = await web.client.upload(
         f"{web.url}/api/v1/uploads", token=web.token, body=data[:cut], method="POST"
     )
@@ -114,7 +109,7 @@ async def test_a_bundle_that_breaks_off_keeps_nothing(web: Web, cut: int) -> Non
 
 
 async def test_a_damaged_nar_is_refused_by_name(web: Web) -> None:
-    data = bytearray(await bundle(item("good", b"x"), item("bad", os.urandom(5000))))
+    data = bytearray(await bundle(item("good", b"x"), item("bad", noise(5000))))
     data[-2000] ^= 0xFF
     answer = await web.client.upload(
         f"{web.url}/api/v1/uploads", token=web.token, body=bytes(data), method="POST"
@@ -125,7 +120,7 @@ async def test_a_damaged_nar_is_refused_by_name(web: Web) -> None:
 
 
 async def test_a_client_that_goes_away_leaves_nothing(web: Web) -> None:
-    data = await bundle(item("a", os.urandom(2_000_000)))
+    data = await bundle(item("a", noise(2_000_000)))
     stream = await send_part(web, data[:1_000_000], len(data))
     await until(lambda: web.spooled)
     await stream.aclose()
@@ -135,11 +130,12 @@ async def test_a_client_that_goes_away_leaves_nothing(web: Web) -> None:
     assert web.objects == []
 
 
-async def test_slow_clients_do_not_keep_others_out(web: Web) -> None:
+async def test_slow_clients_do_not_keep_others_out(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that have not sent anything yet hold no thread."""
+    monkeypatch.setattr(connection, "STALL_LIMIT", math.inf)
     data = await bundle(item("slow", b"x"))
     streams = [await send_part(web, data[:3], len(data)) for _ in range(MAX_CONCURRENT + 8)]
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE):
         assert (await web.upload(item("quick", b"y"))).status == 200
     for stream in streams:
         await stream.aclose()
@@ -204,7 +200,7 @@ async def test_a_large_upload_stays_out_of_memory(web: Web) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RequestBody, "put", counted)
-        assert (await web.upload(item("big", os.urandom(20_000_000)))).status == 200
+        assert (await web.upload(item("big", noise(20_000_000)))).status == 200
     assert len(held) > 100
     assert max(held) <= 16
 

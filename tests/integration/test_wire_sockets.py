@@ -18,6 +18,7 @@ from gradient.wire.codec import FRAME_LIMIT
 from gradient.wire.errors import ConnectFailed, LinkClosed
 from gradient.wire.listener import serve_links
 from gradient.wire.transport import Link, connect
+from tests.patience import PATIENCE
 
 Handler = Callable[[Link], Awaitable[None]]
 
@@ -107,10 +108,8 @@ async def test_connections_over_the_limit_are_told_to_come_back() -> None:
                 async with connect(url):
                     raise AssertionError
         # The place is free once the server has seen the goodbye.
-        with trio.fail_after(5):
-            while True:
-                if await connects(url):
-                    break
+        with trio.fail_after(PATIENCE):
+            while not await connects(url):
                 await trio.lowlevel.checkpoint()
 
 
