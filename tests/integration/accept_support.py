@@ -7,6 +7,7 @@ the machine: its environment, its command line or its working folder names the h
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ from gradient.graph.embedded import EmbeddedPostgres
 from gradient.nursery.stop_window import STOP_WINDOW
 from gradient.settings import DataDir
 from tests.integration.nix_support import Nix
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 
@@ -43,8 +45,6 @@ NAMED: Final = "GRADIENT_TEST_NIX" in os.environ
 
 # Between two looks at something that will come.
 POLL: Final = 0.02  # seconds
-# For anything that takes seconds on an idle machine; a busy one is no failure.
-PATIENCE: Final = 60.0  # seconds
 
 
 def eventually(look: Callable[[], T | None], what: str, limit: float = PATIENCE) -> T:
@@ -56,12 +56,17 @@ def eventually(look: Callable[[], T | None], what: str, limit: float = PATIENCE)
     return found
 
 
+# Below those that the system gives to whoever does not care: a port from here stays free until somebody
+# wants just that one. Runs beside each other begin at different ones.
+_PORTS: Final = itertools.islice(itertools.cycle(range(15_000, 32_000)), os.getpid() % 17_000, None)
+
+
 def free_port() -> int:
-    """A port of localhost that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of localhost that nobody listens on, another one each time."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port := next(_PORTS)))
+            return port
 
 
 # --- processes ------------------------------------------------------------------------------------

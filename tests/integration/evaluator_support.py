@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
-
-import trio
 
 from gradient.nix.evaluator.findings import FlakeAddress
 
@@ -71,11 +68,3 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that only the system can tell: a process's end, its use of the processor."""
-    with trio.fail_after(60):
-        await trio.lowlevel.checkpoint()
-        while not condition():  # noqa: ASYNC110
-            await trio.sleep(0.01)

@@ -14,6 +14,7 @@ import pytest
 
 from gradient.nix.store_path import StorePath
 from tests.integration.accept_support import EXAMPLES, Ended, Home, fetch, free_port, home
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.nix
 
@@ -259,9 +260,9 @@ def test_a_failure_in_json(place: Home) -> None:
 @pytest.mark.full
 def test_a_system_without_a_worker_is_given_up_after_a_minute(place: Home) -> None:
     flake = f"{place.example('two-systems')}#packages.*.*"
-    ended = place.run("up", "--once", "--json", flake, limit=120)
+    ended = place.run("up", "--once", "--json", flake, limit=60 + PATIENCE)
     assert ended.code == 1, ended
-    assert 55 < ended.seconds < 90
+    assert ended.seconds > 60
     assert ended.object["status"] == "Aborted"
     (error,) = [error for error in ended.object["errors"] if error["source"] == "waiting"]
     assert "riscv64-linux" in error["message"]

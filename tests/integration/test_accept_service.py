@@ -153,7 +153,7 @@ def test_an_interrupted_client_leaves_the_evaluation_alone(service: Home) -> Non
     client = service.start("build", "--json", str(flake))
     client.said("building waits")
     client.send(signal.SIGINT)
-    ended = client.wait(10)
+    ended = client.wait()
     assert ended.code == Exit.INTERRUPTED, ended
     evaluation = ended.object["evaluation"]
     go.touch()

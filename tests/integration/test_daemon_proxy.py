@@ -20,13 +20,12 @@ from gradient.nix.daemon.address import DaemonAddress, StdioAddress, find_daemon
 from gradient.nix.daemon.connection import connect
 from gradient.nix.daemon.errors import NixMissing
 from gradient.nix.daemon.proxy import DaemonProxy, ImportFailed
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.nix
 
 NIX = os.environ.get("GRADIENT_TEST_NIX") or shutil.which("nix") or "nix"
 OPTIONS = ("--option", "substitute", "false", "--extra-experimental-features", "nix-command flakes")
-# Far longer than any evaluation here, on a busy machine too.
-LIMIT = 30  # seconds
 
 OnBuild = Callable[[tuple[str, ...]], Awaitable[None]]
 
@@ -58,7 +57,7 @@ class Builder:
 async def proxy(on_build: Callable[[DaemonAddress], OnBuild]) -> AsyncIterator[tuple[str, OnBuild]]:
     daemon = await find_daemon(NIX)
     callback = on_build(daemon)
-    with trio.fail_after(LIMIT):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             uri = await nursery.start(DaemonProxy(daemon, callback).run)
             yield uri, callback

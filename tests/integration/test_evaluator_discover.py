@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 from gradient.model import CachedSource
 from gradient.nix.evaluator.child import Child
@@ -42,8 +43,8 @@ from tests.integration.evaluator_support import (
     outputs_flake,
     run_nix,
     store_flake,
-    until,
 )
+from tests.patience import until
 
 pytestmark = pytest.mark.nix
 
@@ -293,11 +294,21 @@ async def test_warnings_arrive_with_their_attribute(pool: EvaluatorPool, tmp_pat
     assert remarks == {"a": "trace: mind the gap", "b": ""}
 
 
-async def test_an_endless_attribute_costs_itself(pool: EvaluatorPool, tmp_path: Path) -> None:
+async def test_an_endless_attribute_costs_itself(
+    pool: EvaluatorPool, tmp_path: Path, nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    progress = Progress()
+
+    async def pass_the_time() -> None:
+        await until(lambda: progress.at == {"p.b"})
+        mock_clock.jump(60)
+
+    nursery.start_soon(pass_the_time)
     outputs = f'{{ p = {{ a = d "a"; b = {ENDLESS}; c = d "c"; }}; }}'
-    findings = await find(pool, outputs_flake(tmp_path / "flake", outputs), "p.*", attribute_limit=2)
+    flake = outputs_flake(tmp_path / "flake", outputs)
+    findings = await find(pool, flake, "p.*", attribute_limit=60, progress=progress)
     assert sorted(drv_paths(findings)) == ["p.a", "p.c"]
-    assert failures(findings) == {"p.b": "not evaluated within 2 seconds"}
+    assert failures(findings) == {"p.b": "not evaluated within 60 seconds"}
 
 
 async def test_a_greedy_attribute_costs_itself(start_pool: StartPool, tmp_path: Path) -> None:
@@ -312,21 +323,15 @@ def children_of(pool: EvaluatorPool) -> list[Child]:
     return list(pool._lent)
 
 
-def processor_time(child: Child) -> float:
-    """Seconds of user time."""
-    stat = Path(f"/proc/{child.pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[11]) / os.sysconf("SC_CLK_TCK")
-
-
-async def kill_at_endless(pool: EvaluatorPool, times: int) -> None:
-    """SIGKILL the one child when it is well into its evaluation, so many times."""
+async def kill_at(attr: str, progress: Progress, pool: EvaluatorPool, times: int) -> None:
+    """SIGKILL the one child while it is at this attribute, so many times."""
     killed: set[int] = set()
 
     def victims() -> list[int]:
-        return [c.pid for c in children_of(pool) if c.pid not in killed and processor_time(c) > 0.2]
+        return [c.pid for c in children_of(pool) if c.pid not in killed and progress.at == {attr}]
 
     while len(killed) < times:
-        await until(lambda: bool(victims()))
+        await until(victims)
         for pid in victims():
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
@@ -338,8 +343,9 @@ async def test_a_killed_child_costs_one_attribute_after_a_second_try(
     pool = await start_pool(1)
     outputs = f'{{ p = {{ a = d "a"; b = {ENDLESS}; c = d "c"; }}; }}'
     flake = outputs_flake(tmp_path / "flake", outputs)
-    nursery.start_soon(kill_at_endless, pool, 2)
-    findings = await find(pool, flake, "p.*")
+    progress = Progress()
+    nursery.start_soon(kill_at, "p.b", progress, pool, 2)
+    findings = await find(pool, flake, "p.*", progress=progress)
     assert sorted(drv_paths(findings)) == ["p.a", "p.c"]
     assert "killed by signal 9 (SIGKILL)" in failures(findings)["p.b"]
 

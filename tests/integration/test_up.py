@@ -25,6 +25,7 @@ from tests.integration.up_support import (
     system,
     until,
 )
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.nix
 
@@ -195,12 +196,10 @@ def test_no_such_flake(home: Home, tmp_path: Path) -> None:
 def test_a_port_in_use(home: Home, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        began = time.monotonic()
         ran = home.up(EXAMPLES / "hello", option, address)
     assert ran.code == 3
     assert address in ran.json["errors"][0]["message"]
     assert len(ran.stderr.splitlines()) == 1
-    assert time.monotonic() - began < 20
 
 
 def test_a_data_directory_of_a_newer_version(home: Home) -> None:
@@ -251,10 +250,8 @@ def test_ctrl_c_in_the_middle_of_a_build(home: Home, tmp_path: Path, open_folder
     with home.running("up", flake, "--once", "--json", *home.options) as running:
         running.line("building salted")
         until(lambda: processes(str(marker)) != [])
-        began = time.monotonic()
         running.signal(signal.SIGINT)
         ran = running.end()
-    assert time.monotonic() - began < 15
     assert ran.code == 130
     assert ran.json["status"] == "Aborted"
     until(lambda: processes(str(marker)) == [])
@@ -277,12 +274,12 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_word(home: Home, tmp_path: 
 
 @pytest.mark.full
 def test_a_system_that_no_worker_has(home: Home) -> None:
-    began = time.monotonic()
     ran = home.up(EXAMPLES / "two-systems", "--config", "/dev/null")
     assert ran.code == 0, "the default attributes are those of the worker's systems"
-    ran = home.up(f"{EXAMPLES / 'two-systems'}#packages.#.native")
+    began = time.monotonic()
+    ran = home.up(f"{EXAMPLES / 'two-systems'}#packages.#.native", limit=60 + PATIENCE)
     assert ran.code == 1
-    assert 60 <= time.monotonic() - began < 100
+    assert time.monotonic() - began > 60
     assert ran.json["status"] == "Aborted"
     assert ran.statuses()["native"] in {"Aborted", *BUILT}
     assert "riscv64-linux" in ran.json["errors"][-1]["message"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 from gradient.model import BuildKind, BuildSpec, BuildStage, FailureKind, OutputPath
 from gradient.nar.pack import pack_small
@@ -30,13 +31,14 @@ from tests.integration.worker_support import (
     nix,
     spec_of,
 )
+from tests.patience import PATIENCE, until
 
 pytestmark = pytest.mark.nix
 
 
 @pytest.fixture
 async def at(tmp_path: Path) -> AsyncIterator[Bench]:
-    with trio.fail_after(60):
+    with trio.fail_after(PATIENCE):
         async with bench(tmp_path) as made:
             yield made
 
@@ -114,16 +116,44 @@ async def test_a_failed_build_is_permanent_and_has_its_log(at: Bench) -> None:
     assert at.server.sent(wire.BuildOutput) == []
 
 
-async def test_a_build_without_a_word_is_stopped_after_its_silence(at: Bench) -> None:
-    error = await failure(at, derivation("echo begun; sleep 60"), silent=1)
-    assert (error.kind, "printed nothing for 1 s" in str(error)) == (FailureKind.TIMEOUT, True)
+@pytest.fixture
+def prompt_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of the log is sent at once: under a clock that stands still it would never be."""
+    monkeypatch.setattr("gradient.worker.build_log.CHUNK_AGE", 0)
+
+
+@pytest.mark.usefixtures("prompt_log")
+async def test_a_build_without_a_word_is_stopped_after_its_silence(
+    at: Bench, nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    async def pass_the_time() -> None:
+        await until(lambda: at.server.log)
+        mock_clock.jump(10)
+        mock_clock.rate = 1
+
+    nursery.start_soon(pass_the_time)
+    error = await failure(at, derivation("echo begun; sleep 600"), silent=10)
+    assert (error.kind, "printed nothing for 10 s" in str(error)) == (FailureKind.TIMEOUT, True)
     assert at.server.log == "begun\n"
 
 
-async def test_a_build_that_goes_on_is_stopped_after_its_limit(at: Bench) -> None:
+@pytest.mark.usefixtures("prompt_log")
+async def test_a_build_that_goes_on_is_stopped_after_its_limit(
+    at: Bench, nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    """It prints something between any two moments at which its silence is long enough."""
+
+    async def pass_the_time() -> None:
+        for _ in range(3):
+            lines = len(at.server.log)
+            await until(lambda lines=lines: len(at.server.log) > lines)
+            mock_clock.jump(4)
+        mock_clock.rate = 1
+
+    nursery.start_soon(pass_the_time)
     script = "while true; do echo line; sleep 0.2; done"
-    error = await failure(at, derivation(script), timeout=1, silent=1)
-    assert (error.kind, "longer than 1 s" in str(error)) == (FailureKind.TIMEOUT, True)
+    error = await failure(at, derivation(script), timeout=12, silent=6)
+    assert (error.kind, "longer than 12 s" in str(error)) == (FailureKind.TIMEOUT, True)
 
 
 async def test_what_this_worker_cannot_do_is_refused_after_building(at: Bench) -> None:
@@ -135,7 +165,10 @@ async def test_what_this_worker_cannot_do_is_refused_after_building(at: Bench) -
         assert [type(report) for report in at.server.reports] == [wire.Building]
 
 
-async def test_an_abort_ends_the_builder_and_its_children(at: Bench, folder: Path) -> None:
+async def test_an_abort_ends_the_builder_and_its_children(
+    at: Bench, folder: Path, mock_clock: MockClock
+) -> None:
+    mock_clock.rate = 0.1  # no machine is too slow for the stop window
     script = f"sleep 600 & echo $! > {folder}/child; echo $$ > {folder}/builder; echo ready; wait"
     drv_path = instantiate(derivation(script))
     ready = trio.Event()
@@ -145,12 +178,10 @@ async def test_an_abort_ends_the_builder_and_its_children(at: Bench, folder: Pat
         await ready.wait()
         began = trio.current_time()
         nursery.cancel_scope.cancel()
+    # That is how long a stopping worker waits for its jobs.
+    assert trio.current_time() - began < STOP_WINDOW
     pids = [int((folder / name).read_text()) for name in ("child", "builder")]
-    # All of it within the stop window: that is how long a stopping worker waits for its jobs.
-    with trio.fail_at(began + STOP_WINDOW):
-        await trio.lowlevel.checkpoint()
-        while any(map(is_alive, pids)):  # noqa: ASYNC110 - only the system can tell
-            await trio.sleep(0.02)
+    await until(lambda: not any(map(is_alive, pids)))
 
 
 async def test_a_refused_upload_is_an_outage_and_a_failing_one_is_tried_again(

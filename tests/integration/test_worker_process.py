@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 from gradient.model import FailureKind
 from gradient.nix.daemon.errors import NixMissing
@@ -25,6 +26,7 @@ from gradient.wire.transport import Link
 from gradient.work import work
 from tests.integration.http_support import Peer, serving
 from tests.integration.worker_support import NIX, derivation, instantiate, spec_of
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.nix
 
@@ -77,12 +79,15 @@ class Server:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_worker_that_is_stopped_reports_its_build_and_is_gone_in_time(tmp_path: Path) -> None:
+async def test_a_worker_that_is_stopped_reports_its_build_and_is_gone_in_time(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    mock_clock.rate = 0.1  # no machine is too slow for the stop window
     drv_path = instantiate(derivation("echo ready; sleep 600"))
     server = Server([wire.AssignJob("build:1", 4, build=spec_of(drv_path))])
     write_secret(DataDir(tmp_path).worker_token, "secret\n")
     stop = Stop()
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE):
         async with server.running(tmp_path) as settings, trio.open_nursery() as nursery:
             nursery.start_soon(partial(work, settings, stop, signals=False))
             await server.log_came.wait()

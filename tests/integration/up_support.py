@@ -16,10 +16,10 @@ from typing import Any
 
 import attrs
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-# Longer than anything here takes on a busy machine: a hang fails.
-LIMIT = 120
 KEYS = ["evaluation", "status", "entry_points", "errors", "cache_url", "public_key", "seconds"]
 BUILT = {"Completed", "Substituted"}
 
@@ -56,14 +56,14 @@ class Home:
     def command(self, *arguments: str | Path) -> list[str]:
         return [sys.executable, "-m", "gradient", *map(str, arguments), "--data-dir", str(self.data)]
 
-    def run(self, *arguments: str | Path) -> Ran:
+    def run(self, *arguments: str | Path, limit: float = PATIENCE) -> Ran:
         """Run a command to its end; afterwards nothing of it may be left."""
         with self.running(*arguments) as running:
-            return running.end()
+            return running.end(limit)
 
-    def up(self, *arguments: str | Path) -> Ran:
+    def up(self, *arguments: str | Path, limit: float = PATIENCE) -> Ran:
         """`gradient up --once --json`, which must have cleaned up when it is over."""
-        ran = self.run("up", "--once", "--json", *self.options, *arguments)
+        ran = self.run("up", "--once", "--json", *self.options, *arguments, limit=limit)
         self.check_clean()
         return ran
 
@@ -117,11 +117,11 @@ class Running:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def end(self) -> Ran:
-        """Wait for the end."""
+    def end(self, limit: float = PATIENCE) -> Ran:
+        """Wait for the end; a hang fails."""
         if self._ran is None:
             try:
-                out, err = self.process.communicate(timeout=LIMIT)
+                out, err = self.process.communicate(timeout=limit)
             except subprocess.TimeoutExpired as hang:
                 self.process.kill()
                 said = b"".join([hang.stdout or b"", hang.stderr or b""]).decode()
@@ -175,7 +175,7 @@ def left_over(data: Path) -> list[int]:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for something that another process does."""
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.02)
