@@ -11,5 +11,4 @@ Layer: rank 0. Knows nothing of Nix or the database; imports trio, attrs and str
     backoff.py      pauses that double
     health.py       what each child is doing, readable from outside
     stop_window.py  running jobs, and the time they get to report after a stop
-    coalesce.py     one run of an operation for everybody who waits (group commit)
 """

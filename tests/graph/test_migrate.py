@@ -27,6 +27,7 @@ from gradient.graph.migrate import (
 from gradient.graph.pg import Connection
 from gradient.graph.pg_errors import DATABASE_ERRORS, START_ERRORS, DatabaseGone, DatabaseInUse, start_failed
 from tests.conftest import Databases
+from tests.patience import PATIENCE
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 FIRST = Migration(1, "first", "CREATE TABLE a (x bigint); CREATE TABLE b (x text CHECK (x LIKE 'y%'))")
@@ -181,13 +182,31 @@ async def test_a_second_server_is_refused_in_one_line(
         nursery.cancel_scope.cancel()
 
 
-async def test_the_next_server_waits_for_the_end_of_the_last(database_url: str) -> None:
-    async with trio.open_nursery() as nursery:
-        await nursery.start(InstanceLock(database_url).run)
-        nursery.cancel_scope.cancel()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(InstanceLock(database_url).run)
-        nursery.cancel_scope.cancel()
+async def test_the_next_server_waits_for_the_end_of_the_last(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate_module, "INSTANCE_WAIT", PATIENCE)
+    started = trio.Event()
+    waiting = """
+        SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    """
+
+    async def begin() -> None:
+        await last.start(InstanceLock(database_url).run)
+        started.set()
+
+    async with trio.open_nursery() as last:
+        async with trio.open_nursery() as first:
+            await first.start(InstanceLock(database_url).run)
+            last.start_soon(begin)
+            with trio.fail_after(PATIENCE):
+                while not await pg.fetch_value(connection, waiting):
+                    pass
+            assert not started.is_set()
+            first.cancel_scope.cancel()
+        await started.wait()
+        last.cancel_scope.cancel()
 
 
 async def test_databases_of_one_server_have_a_lock_each(database_url: str, empty_database_url: str) -> None:
