@@ -115,7 +115,7 @@ async def _start(
         await root.start(partial(tasks.database.serve, partial(server.run_database, embedded)))
     await root.start(partial(tasks.lock.serve, server.hold_lock))
     await server.prepare()
-    with _listening_on(listen.proto):
+    with _listening_on(listen.proto, "--proto"):
         limit = server.settings.proto.max_connections
         links = partial(
             serve_links,
@@ -125,7 +125,7 @@ async def _start(
             connection_limit=limit,
         )
         bound = await root.start(partial(tasks.proto.serve, links))
-    with _listening_on(listen.http):
+    with _listening_on(listen.http, "--http"):
         pages = partial(
             serve_http, make_app(server.site), listen.http.host, listen.http.port, stop=tasks.stop_http
         )
@@ -172,12 +172,13 @@ def _stop_phases(server: Server, tasks: _Tasks, *, has_database: bool) -> Sequen
 
 
 @contextmanager
-def _listening_on(address: Address) -> Iterator[None]:
-    """Name the address when it cannot be bound."""
+def _listening_on(address: Address, option: str) -> Iterator[None]:
+    """Name the address when it cannot be bound, and the option for another."""
     try:
         yield
     except OSError as error:
-        raise CannotListen(f"cannot listen on {address}: {error.strerror}") from error
+        why = f"cannot listen on {address}: {error.strerror}; another can be given with {option}"
+        raise CannotListen(why) from error
 
 
 async def _announce(server: Server, http: Address, proto: Address) -> Serving:

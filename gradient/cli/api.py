@@ -18,10 +18,11 @@ from gradient.cli.events import EventLines
 from gradient.cli.faults import BadFlake, BadUsage, Fault, NotAuthorised, NotFound, ServerUnreachable
 from gradient.cli.options import Connection
 from gradient.http.client import Download, HttpClient
-from gradient.http.errors import BadUrl, HttpError
+from gradient.http.errors import BadUrl, ConnectFailed, HttpError
 from gradient.model import CachedSource
 from gradient.nar.bundle import CONTENT_TYPE
 from gradient.nix.store_path import StorePath
+from gradient.settings import program
 
 # The server answers small questions from its database; a minute of silence is a server that hangs.
 ANSWER_LIMIT: Final = 60.0  # seconds
@@ -165,6 +166,9 @@ class Api:
     def _unreachable(self, error: Exception) -> Fault:
         if isinstance(error, BadUrl):
             return BadUsage(f"the server's address {self.connection.url}: {error}")
+        if isinstance(error, ConnectFailed):
+            again = f"; start it again with `{program()} serve`" if self.connection.here else ""
+            return ServerUnreachable(f"the server {error}{again}")
         if isinstance(error, trio.TooSlowError):
             return ServerUnreachable(f"the server did not answer within {ANSWER_LIMIT:g} s")
         return ServerUnreachable(f"the server at {self.connection.url} does not answer: {error}")

@@ -94,12 +94,12 @@ def _translated(error: BaseException) -> Fault | None:
 
 def _meanings() -> Iterator[tuple[type[Fault], tuple[type[BaseException], ...]]]:
     """Which errors of the packages below are whose fault. Imported here: only a failure needs them."""
-    from gradient.http.errors import HttpError
+    from gradient.http.errors import BadUrl, HttpError
     from gradient.nix.daemon.errors import DaemonFailure
     from gradient.nix.errors import NixError
     from gradient.settings import SettingsError
 
-    yield BadUsage, (SettingsError, NixError)
+    yield BadUsage, (SettingsError, NixError, BadUrl)
     yield ServerUnreachable, (HttpError,)
     yield BadEnvironment, (DaemonFailure,)
     yield BadEnvironment, _server_errors()

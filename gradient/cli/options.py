@@ -127,10 +127,12 @@ async def check_nix(nix: Path | None) -> None:
 
 @attrs.frozen
 class Connection:
-    """Where the server is and with which token to write; `token` None where there is none to be found."""
+    """Where the server is and with which token to write; `token` None where there is none to be found.
+    `here`: the data directory says that it runs there."""
 
     url: str
     token: str | None = attrs.field(repr=False)
+    here: bool = False
 
 
 def find_server(
@@ -149,9 +151,10 @@ def find_server(
             f"no server runs on {data.root}: start one with `{program()} serve`,"
             " or name one with --server URL"
         )
+    here = url == local
     if token_file is not None:
-        return Connection(url, _given_token(token_file))
-    return Connection(url, _admin_token(data) if data_dir is not None or url == local else None)
+        return Connection(url, given_token(token_file), here)
+    return Connection(url, _admin_token(data) if data_dir is not None or here else None, here)
 
 
 def _local_url(data: DataDir) -> str | None:
@@ -161,7 +164,8 @@ def _local_url(data: DataDir) -> str | None:
         return None
 
 
-def _given_token(file: Path) -> str:
+def given_token(file: Path) -> str:
+    """The token in the file that was named. Blocking, short. Raises BadUsage, InsecureSecret."""
     try:
         return read_secret(file)
     except OSError as error:

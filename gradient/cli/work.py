@@ -45,6 +45,8 @@ def work(
     async def command(stop: Stop) -> int:
         binary = options.nix_binary(nix)
         await options.check_nix(binary)
+        if token_file is not None:  # found out now, not with each try to connect
+            options.given_token(token_file)
         from gradient.work import work as run_worker
 
         async def work_for(server_url: str | None) -> None:

@@ -165,14 +165,14 @@ def _overdue(evaluation: InFlight, now: datetime) -> bool:
 def words(reason: dict[str, Any]) -> str:
     """A waiting reason as a sentence for people."""
     kind = str(reason.get("kind"))
-    workers = _count(reason.get("connected_workers", 0), "worker")
+    workers = f"{_count(reason.get('connected_workers', 0), 'worker')} connected"
     if kind == "eval_workers":
         what = "fetch flakes" if reason["capability"] == "fetch" else "evaluate"
-        return f"waits for a worker that can {what} ({workers} connected)"
+        return f"waits for a worker that can {what} ({workers})"
     if kind == "workers":
         needs = "; ".join(_need_in_words(unmet) for unmet in reason["unmet"])
-        systems = ", ".join(reason["available_architectures"]) or "nothing"
-        return f"waits for a worker for {needs} ({workers} connected, building for {systems})"
+        systems = ", ".join(reason["available_architectures"])
+        return f"waits for a worker for {needs} ({workers}{systems and ', building for '}{systems})"
     if kind == "graph_stuck":
         builds = _count(reason["pending_shared_builds"], "build")
         return f"{builds} left, yet none can be handed out: the graph is being repaired"

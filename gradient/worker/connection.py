@@ -17,13 +17,13 @@ import structlog
 import trio
 
 from gradient.http.client import HttpClient
-from gradient.http.errors import HttpError
+from gradient.http.errors import BadUrl, HttpError
 from gradient.nursery.backoff import Backoff
 from gradient.nursery.health import leaves
 from gradient.settings import SettingsError
 from gradient.wire.errors import ConnectFailed, HandshakeRefused, LinkClosed, WireError
 from gradient.wire.greeting import introduce
-from gradient.wire.handshake import ANY_PEER, UNAUTHORIZED
+from gradient.wire.handshake import ALREADY_CONNECTED, ANY_PEER, UNAUTHORIZED
 from gradient.wire.messages import Capabilities, PeerToken
 from gradient.wire.transport import Link, connect
 from gradient.worker.session import Session
@@ -72,7 +72,7 @@ class Uplink:
     _session: Session | None = attrs.field(default=None, init=False)
 
     async def run(self) -> None:
-        """Serve sessions until cancelled. The session's jobs end with it. Raises TokenRefused."""
+        """Serve sessions until cancelled. The session's jobs end with it. Raises TokenRefused, BadUrl."""
         backoff = Backoff()
         while True:
             served = False
@@ -88,7 +88,9 @@ class Uplink:
             await trio.sleep(pause)
 
     def _refused(self, error: BaseException) -> None:
-        """Say why there is no session. Raises TokenRefused where another try would end the same."""
+        """Say why there is no session. Raises TokenRefused or BadUrl where another try would end the same."""
+        if not self._known and isinstance(error, BadUrl):
+            raise error
         if not self._known and isinstance(error, HandshakeRefused) and error.code == UNAUTHORIZED:
             raise TokenRefused(f"{in_words(error)}: name the file of a worker token with --token-file")
         log.warning("no session", why=in_words(error))
@@ -147,6 +149,8 @@ def in_words(error: BaseException) -> str:
     match error:
         case HandshakeRefused(code=code, reason=reason) if code == UNAUTHORIZED:
             return f"the server does not accept this worker's token: {reason}"
+        case HandshakeRefused(code=code, reason=reason) if code == ALREADY_CONNECTED:
+            return f"{reason}: a second one on this machine needs a data directory of its own"
         case HandshakeRefused(reason=reason):
             return f"the server refused the session: {reason}"
         case ConnectFailed():

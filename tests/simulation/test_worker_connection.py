@@ -12,7 +12,7 @@ import structlog
 import trio
 import trio.testing
 
-from gradient.http.errors import ConnectFailed
+from gradient.http.errors import BadUrl, ConnectFailed, HttpError
 from gradient.nursery.health import leaves
 from gradient.settings import SettingsError
 from gradient.wire import messages as wire
@@ -48,12 +48,13 @@ class Server:
     def __init__(self, *scripts: Callable[[Link], Any]) -> None:
         self.scripts = list(scripts)
         self.dialled: list[float] = []
+        self.fault: HttpError = ConnectFailed("http://server.test cannot be reached: Connection refused")
 
     async def request_json(self, method: str, url: str) -> tuple[int, Any]:
         await trio.lowlevel.checkpoint()
         self.dialled.append(trio.current_time())
         if not self.scripts:
-            raise ConnectFailed("http://server.test cannot be reached: Connection refused")
+            raise self.fault
         return 200, {"proto_url": "ws://server.test/proto"}
 
     @asynccontextmanager
@@ -155,6 +156,13 @@ async def test_a_token_that_was_never_accepted_ends_the_worker(
     assert "does not accept this worker's token: no valid token: p: wrong token" in str(
         leaves(raised.value)[0]
     )
+
+
+async def test_an_address_that_is_none_ends_the_worker(autojump_clock: trio.testing.MockClock) -> None:
+    server = Server()
+    server.fault = BadUrl("not an http:// or https:// URL")
+    with pytest.RaisesGroup(BadUrl, flatten_subgroups=True, allow_unwrapped=True):
+        await uplink(server).run()
 
 
 async def test_a_token_refused_later_is_one_clear_line_and_waited_for(

@@ -320,7 +320,30 @@ def test_hints_can_be_typed_as_they_stand(
 
 def test_a_server_out_of_reach_is_exit_3(data: Path) -> None:
     (data / "http-url").write_text("http://127.0.0.1:9\n")
-    refused(gradient("build", REMOTE, "--data-dir", data, "--json"), 3, "http://127.0.0.1:9")
+    ran = gradient("build", REMOTE, "--data-dir", data, "--json")
+    refused(ran, 3, "the server http://127.0.0.1:9 cannot be reached: Connection refused")
+    assert ran.stderr.endswith("; start it again with `gradient serve`\n")  # it ran here
+    ran = gradient("build", REMOTE, "--server", "http://127.0.0.1:19", "--data-dir", data, "--json")
+    refused(ran, 3, "the server http://127.0.0.1:19 cannot be reached")
+    assert "start it" not in ran.stderr
+
+
+@pytest.mark.nix
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--token-file", "/nonexistent/token"), "--token-file /nonexistent/token: No such file"),
+        (("--server", "ftp://host"), "not an http:// or https:// URL"),
+    ],
+)
+def test_a_worker_that_can_never_connect_does_not_try(
+    arguments: tuple[str, ...], part: str, data: Path
+) -> None:
+    token = data / "worker-token"
+    token.write_text("secret\n")
+    token.chmod(0o600)
+    ran = gradient("work", *arguments, "--data-dir", data)
+    assert (ran.code, part in ran.stderr) == (2, True), ran.stderr
 
 
 def test_something_else_on_the_port_is_exit_1(data: Path) -> None:

@@ -169,7 +169,7 @@ def test_an_unbuildable_evaluation_is_given_up_after_five_minutes() -> None:
     verdict = parked_for(300)
     assert verdict == AbortUnbuildable(
         "No worker came for it within 5 minutes: waits for a worker for riscv64-linux (2 builds, such as "
-        "hello) (0 workers connected, building for nothing)"
+        "hello) (0 workers connected)"
     )
 
 
