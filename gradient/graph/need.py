@@ -111,8 +111,9 @@ _WANTED_INSIDE = f"""
 """
 # The region that may change below the roots, then what is wanted inside it. Only open rows whose mark
 # differs come back: on a row that is done the mark means nothing, and whatever opens it again makes it a
-# root. Regions of 10,000 rows are real, and nobody can estimate them: NOT IN and IS TRUE keep the planner
-# from turning a look into a hash table into a join that reads the whole region for each row.
+# root. Whether a row is open is looked at when the walk comes to it: once a row, not once for each above.
+# Regions of 10,000 rows are real, and nobody can estimate them: NOT IN and IS TRUE keep the planner from
+# turning a look into a hash table into a join that reads the whole region for each row.
 READ_NEED: Final = Statement(
     "read_need",
     f"""
