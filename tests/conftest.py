@@ -41,7 +41,7 @@ settings.register_profile(
     "gradient", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("gradient")
-providers._get_local_constants = Constants
+pytest.MonkeyPatch().setattr(providers, "_get_local_constants", Constants)
 
 # A test that is about the log configures it itself.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
