@@ -110,7 +110,7 @@ class HealthTable:
 
 def describe(error: BaseException) -> str:
     """An error in one line: the leaves of a group, each with its type, joined by `; `."""
-    return "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(error))
+    return "; ".join(f"{type(leaf).__name__}: {' '.join(str(leaf).split())}" for leaf in leaves(error))
 
 
 def leaves(error: BaseException) -> list[BaseException]:

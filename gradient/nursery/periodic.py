@@ -58,7 +58,7 @@ async def _run_once(
     except* recoverable as group:
         failed = True
         child.failed(describe(group))
-        log.warning("pass failed", service=child.name, error=describe(group), exc_info=group)
+        log.warning("pass failed", service=child.name, error=describe(group))
     if scope.cancelled_caught:
         child.failed(f"cancelled: over its budget of {budget:g} s")
         log.warning("pass over its budget", service=child.name, budget=budget)

@@ -99,7 +99,8 @@ async def _failed(
             child.good()
             backoff.reset()
         child.failed(describe(group))
-        log.warning("service failed", service=child.name, error=describe(group), exc_info=group)
+        # Listed errors come from outside: a traceback of ours would say nothing of them.
+        log.warning("service failed", service=child.name, error=describe(group))
     return failed
 
 

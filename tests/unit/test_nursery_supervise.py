@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gradient.nursery.backoff import Backoff
@@ -38,6 +39,22 @@ def test_backoff_doubles_to_its_cap_and_resets() -> None:
     assert [backoff.next_pause() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     backoff.reset()
     assert backoff.next_pause() == 1
+
+
+async def test_a_listed_error_is_one_line(nursery: trio.Nursery, mock_clock: MockClock) -> None:
+    async def service() -> None:
+        await trio.lowlevel.checkpoint()
+        raise Gone("no room\nHINT:  Check free disk space.")
+
+    with capture_logs() as logged:
+        nursery.start_soon(partial(supervise, "s", service, restart_on=(Gone,), health=HealthTable()))
+        await settle(mock_clock)
+    assert logged[0] == {
+        "event": "service failed",
+        "log_level": "warning",
+        "service": "s",
+        "error": "Gone: no room HINT: Check free disk space.",
+    }
 
 
 async def test_listed_errors_restart_with_doubling_pauses(
