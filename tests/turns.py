@@ -12,8 +12,7 @@ from typing import Any
 import attrs
 import trio
 
-# Seconds for one order: nothing here takes so long, and a test that hangs says so.
-LIMIT = 30
+from tests.patience import PATIENCE
 
 
 @attrs.define(eq=False)
@@ -97,7 +96,7 @@ async def play(one: Side, two: Side, order: Order) -> Outcome:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.run)
         nursery.start_soon(two.run)
-        with trio.fail_after(LIMIT):
+        with trio.fail_after(PATIENCE):
             first_ended = await first.advance(order.before)
             other_stopped = await other.advance(order.between)
             first_stopped = await first.advance(order.again)
