@@ -25,7 +25,7 @@ MAX_MESSAGES: Final = 1000
 
 _EVALUATION: Final = f"""
     SELECT v.id, v.status, v.repository, v.commit, v.flake_source, v.wildcards, v.source_comment AS comment,
-           v.waiting_reason, v.waiting_since, v.created_at, v.finished_at,
+           v.waiting_reason, v.waiting_since, v.created_at, v.finished_at, v.graph_version,
            {counter("named")} AS named, {counter("active")} AS active, {counter("failed")} AS failed,
            {counter("queued")} AS queued, {counter("building")} AS building
     FROM evaluation v, {UNFOLDED}
@@ -83,6 +83,7 @@ class EvaluationRow:
     waiting_since: datetime | None
     created_at: datetime
     finished_at: datetime | None
+    graph_version: int
     named: int
     active: int
     failed: int

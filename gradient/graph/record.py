@@ -78,6 +78,22 @@ INSERT_ENTRY_POINTS: Final = Statement(
     ON CONFLICT (evaluation, eval) DO NOTHING
     """,
 )
+# Who has drawn the graph of an evaluation sees that it has grown: this one's, and of everybody who names what
+# was a stub so far. In id order; all others who lock evaluations hold the graph lock or skip what is locked.
+GROW_GRAPHS: Final = Statement(
+    "grow_graphs",
+    """
+    WITH grown AS (
+        SELECT v.id FROM evaluation v
+        WHERE v.id = ANY(ARRAY(
+            SELECT %(evaluation)s::bigint
+          UNION
+            SELECT j.evaluation FROM build_job j WHERE j.derivation = ANY(%(fresh)s)))
+        ORDER BY v.id FOR NO KEY UPDATE
+    )
+    UPDATE evaluation v SET graph_version = v.graph_version + 1 FROM grown g WHERE v.id = g.id
+    """,
+)
 
 
 @attrs.frozen
@@ -139,6 +155,8 @@ async def _move_builds(
     await update_and_settle_need(tx, walked.fresh.union(entries.values()), only_gains=True)
     # Named last: a name counts what became of the build meanwhile.
     newly_named = await tx.ids(NAME_SHARED_BUILDS, evaluation=evaluation, ids=named, now=tx.now)
+    if newly_named or walked.fresh:
+        await tx.run(GROW_GRAPHS, evaluation=evaluation, fresh=ordered(walked.fresh))
     await skip_unwanted(tx, named)
     await settle_aborted(tx, newly_named)
     # Being named is a queue condition: also rows that were known before may have waited for it.

@@ -88,6 +88,7 @@ def state_json(row: EvaluationRow) -> dict[str, Any]:
     return {
         "status": row.status.label,
         "waiting": waiting_json(row),
+        "graph_version": row.graph_version,
         "counters": {
             "named": row.named,
             "active": row.active,

@@ -135,6 +135,23 @@ async def test_a_stub_is_named_and_never_queued(world: World) -> None:
     assert await world.claim("below") is None
 
 
+async def test_what_was_added_to_a_graph_moves_its_version(world: World) -> None:
+    async def version(evaluation: int) -> Any:
+        return await world.value("SELECT graph_version FROM evaluation WHERE id = %s", evaluation)
+
+    one, other, apart = [await world.evaluation() for _ in range(3)]
+    await world.record(apart, {"alone": []}, entries=["alone"])
+    await world.record(one, {"top": ["below"]}, entries=["top"])
+    await world.record(other, {"top": ["below"]}, entries=["top"])
+    assert [await version(e) for e in (one, other, apart)] == [1, 1, 1]
+    # Both name the input, which was a stub.
+    await world.record(other, {"below": ["lowest"]})
+    assert [await version(e) for e in (one, other, apart)] == [2, 2, 1]
+    # What comes again adds nothing.
+    await world.record(other, {"top": ["below"], "below": ["lowest"]}, entries=["top"])
+    assert [await version(e) for e in (one, other, apart)] == [2, 2, 1]
+
+
 async def test_several_outputs_that_refer_to_each_other_and_themselves(world: World) -> None:
     evaluation = await world.evaluation()
     outputs = (OutputPath("out", out("a")), OutputPath("dev", out("a", "dev")))
