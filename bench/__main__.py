@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import pkgutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -36,6 +37,8 @@ def main() -> int:
         parser.error(f"no metric is named {arguments.name!r}; there are {known}")
     # What the server's parts have to say is not for who reads the figures.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    # As an interrupt does, so that folders and the servers in them go.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = Options(arguments.graph, arguments.scale)
     kept = True
     for metric, what in chosen.items():
@@ -83,4 +86,8 @@ def _show(result: Result, *, as_json: bool) -> None:
         )
 
 
-sys.exit(main())
+try:
+    code = main()
+except* KeyboardInterrupt:
+    code = 128 + signal.SIGINT
+sys.exit(code)
