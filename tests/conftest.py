@@ -46,8 +46,6 @@ pytest.MonkeyPatch().setattr(providers, "_get_local_constants", Constants)
 # A test that is about the log configures it itself.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
 
-# Seconds after which what a test waits for is given up. What is to come takes far less on any machine.
-PATIENCE = 60
 # Of trio's schedule (`schedule`).
 SEED = os.environ.get("GRADIENT_TEST_SEED", "0")
 

@@ -26,9 +26,9 @@ from gradient.graph.recounts import AdoptPending
 from gradient.graph.transaction import Message, Transaction
 from gradient.graph.writer import GraphWriter
 from gradient.model import BuildStatus, EntryPoint, EvaluationStatus
-from tests.conftest import PATIENCE
 from tests.graph.test_random_walk import Walk
 from tests.graph.world import LIMITS, World, drv, nar, out
+from tests.patience import PATIENCE
 
 T = TypeVar("T")
 CLEAN = ConsistencyReport()

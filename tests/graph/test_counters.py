@@ -18,8 +18,8 @@ from gradient.graph.evaluation_end import AbortEvaluation
 from gradient.graph.pg import Connection, fetch_all, fetch_value
 from gradient.graph.requeue import LoseWorker
 from gradient.graph.transaction import Transaction
-from tests.conftest import PATIENCE
 from tests.graph.world import WORKER, World
+from tests.patience import PATIENCE
 
 GRAPH = {"top": ["a", "b"], "a": [], "b": []}
 

@@ -21,7 +21,8 @@ from gradient.graph import embedded, pg
 from gradient.graph.embedded import EmbeddedFailed, EmbeddedPostgres
 from gradient.graph.pg import Connection
 from gradient.graph.pg_errors import DATABASE_ERRORS, DatabaseInUse
-from tests.conftest import PATIENCE, TEST_SETTINGS, memory_folder
+from tests.conftest import TEST_SETTINGS, memory_folder
+from tests.patience import PATIENCE
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes through /proc")
 

@@ -27,8 +27,8 @@ from gradient.nursery.periodic import periodic
 from gradient.passes import garbage
 from gradient.passes.garbage import Garbage
 from gradient.settings.tables import Eval, Gc
-from tests.conftest import PATIENCE
 from tests.graph.world import WORKER, World, derivation, drv, nar, out
+from tests.patience import PATIENCE
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 

@@ -20,8 +20,8 @@ from gradient.graph.writer import GraphWriter
 from gradient.nar.claims import PathClaims
 from gradient.nar.store import NarStore, nar_key
 from gradient.passes.nar_files import NarFiles
-from tests.conftest import PATIENCE
 from tests.graph.world import World, drv, hash_part, nar, out
+from tests.patience import PATIENCE
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OLD = Ages(unused_since=NOW + timedelta(days=1), promised_since=NOW)

@@ -13,8 +13,8 @@ from psycopg.pq import TransactionStatus
 from gradient.graph import pg
 from gradient.graph.pg import Connection
 from gradient.graph.pg_errors import DATABASE_ERRORS, DatabaseDown, DatabaseGone
-from tests.conftest import PATIENCE
 from tests.graph.conftest import Proxy
+from tests.patience import PATIENCE
 
 SLEEP = "SELECT pg_sleep(600)"
 

@@ -10,8 +10,8 @@ from gradient.graph import pg, pg_pool
 from gradient.graph.pg import Connection
 from gradient.graph.pg_errors import DATABASE_ERRORS, DatabaseDown
 from gradient.graph.pg_pool import Pool
-from tests.conftest import PATIENCE
 from tests.graph.conftest import Proxy
+from tests.patience import PATIENCE
 
 DOWN = "postgresql://nobody@/nothing?host=/nonexistent"
 

@@ -33,8 +33,8 @@ from gradient.wire.codec import Message
 from gradient.wire.errors import WireError
 from gradient.wire.greeting import introduce
 from gradient.wire.transport import Link, accept, connect_over
-from tests.conftest import PATIENCE
 from tests.graph.world import derivation, drv, nar, out
+from tests.patience import PATIENCE
 
 TOKEN = "t" * 64
 M = TypeVar("M", bound=Message)

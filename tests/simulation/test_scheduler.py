@@ -27,8 +27,8 @@ from gradient.passes.pool import Worker
 from gradient.passes.scheduler import Scheduler
 from gradient.settings.tables import Build
 from gradient.wire.messages import CandidateScore, Capabilities, WorkerCapabilities
-from tests.conftest import PATIENCE
 from tests.graph.world import World, hash_part
+from tests.patience import PATIENCE
 
 INFO = WorkerCapabilities(("x86_64-linux",), (), 2, 1, 4, 1000)
 

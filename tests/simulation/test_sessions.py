@@ -31,8 +31,8 @@ from gradient.wire import messages as wire
 from gradient.wire.errors import HandshakeRefused, LinkClosed
 from gradient.wire.greeting import introduce
 from gradient.wire.transport import accept, connect_over
-from tests.conftest import PATIENCE
 from tests.graph.world import derivation, drv, out
+from tests.patience import PATIENCE
 from tests.simulation.server_world import (
     TOKEN,
     ScriptedWorker,

@@ -13,7 +13,7 @@ from gradient.worker.build_log import CHUNK_AGE, CHUNK_SIZE, BuildLog
 from gradient.worker.errors import JobFault
 from gradient.worker.job import Job
 from gradient.worker.queries import ANSWER_LIMIT, Queries
-from tests.conftest import PATIENCE
+from tests.patience import PATIENCE
 from tests.simulation.worker_world import BASE_URL, World, build, evaluation, session_world
 
 A, B, C = (f"/nix/store/{letter * 32}-{letter}" for letter in "abc")
