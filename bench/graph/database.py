@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import attrs
 import trio
+from psycopg.conninfo import conninfo_to_dict
 
 from gradient.graph.embedded import EmbeddedPostgres
 from gradient.graph.migrate import migrate
@@ -27,20 +28,36 @@ class Cluster:
     postgres: EmbeddedPostgres
     _numbers: count[int] = attrs.field(factory=count)
 
-    async def fresh(self, template: str | None = None) -> str:
-        """The URL of a new database with all migrations applied, and a project and a cache called main;
-        or of a copy of one that nobody is connected to."""
-        name = f"bench_{next(self._numbers)}"
-        async with await Connection.connect(self.postgres.url_of("postgres")) as admin:
-            copied = f" TEMPLATE {template}" if template else ""
-            await admin.execute(f"CREATE DATABASE {name}{copied}".encode())
-        url = self.postgres.url_of(name)
-        if template is None:
-            async with await Connection.connect(url) as connection:
-                await migrate(connection, NOW)
-                await connection.execute("INSERT INTO project (name, created_at) VALUES ('main', now())")
-                await connection.execute("INSERT INTO cache (name, created_at) VALUES ('main', now())")
+    async def fresh(self) -> str:
+        """The URL of a new database with all migrations applied, and a project and a cache called main."""
+        url = await self._created("")
+        async with await Connection.connect(url) as connection:
+            await migrate(connection, NOW)
+            await connection.execute("INSERT INTO project (name, created_at) VALUES ('main', now())")
+            await connection.execute("INSERT INTO cache (name, created_at) VALUES ('main', now())")
         return url
+
+    async def copy(self, url: str) -> str:
+        """The URL of a copy of a database that nobody is connected to; both are on the disk."""
+        return await self._created(f"TEMPLATE {_name_of(url)} STRATEGY FILE_COPY")
+
+    async def drop(self, url: str) -> None:
+        """Make room."""
+        async with await self._admin() as admin:
+            await admin.execute(f"DROP DATABASE {_name_of(url)}".encode())
+
+    async def _created(self, how: str) -> str:
+        name = f"bench_{next(self._numbers)}"
+        async with await self._admin() as admin:
+            await admin.execute(f"CREATE DATABASE {name} {how}".encode())
+        return self.postgres.url_of(name)
+
+    async def _admin(self) -> Connection:
+        return await Connection.connect(self.postgres.url_of("postgres"))
+
+
+def _name_of(url: str) -> str:
+    return str(conninfo_to_dict(url)["dbname"])
 
 
 def on_cluster(folder: Path, action: Callable[[Cluster], Awaitable[T]]) -> T:

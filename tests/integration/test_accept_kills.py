@@ -12,9 +12,11 @@ import shutil
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
+import psycopg
 import pytest
 
 from gradient.model import AttemptOutcome, BuildStatus, EvaluationStatus
@@ -264,6 +266,12 @@ def kill_database(place: Home) -> bool:
     return True
 
 
+def database_answers(place: Home) -> bool:
+    with suppress(psycopg.OperationalError):
+        return place.query("SELECT 1") == [(1,)]
+    return False
+
+
 def test_a_server_killed_in_the_middle_of_builds(scene: Scene) -> None:
     scene.server.kill()
     scene.address.start()
@@ -387,7 +395,8 @@ def test_kills_at_any_moment(place: Home, marks: Marks, seed: int) -> None:
     ended = client.wait(2 * PATIENCE)
     assert ended.code == 0, (ended, place.said())
     assert worker.runs
-    # The last one to be killed may still be on its way back.
+    # The last one to be killed may still be on its way back, and the server not know yet that it is gone.
+    eventually(lambda: database_answers(place), "a database")
     health = f"{place.data.http_url.read_text().strip()}/health"
     server.until(lambda: fetch(health).status == 200, "a server in good health")
 
