@@ -73,11 +73,11 @@ class ServerWorld:
             sessions = Sessions(readers, writer, scheduler, hub, side, _now)
             parts += [scheduler.moved, sessions.moved, hub.publish]
             await nursery.start(writer.run)
-            nursery.start_soon(cls._pass, scheduler.builds_moved, scheduler.assign_builds)
-            nursery.start_soon(cls._pass, scheduler.evaluations_moved, scheduler.assign_queued_evals)
-            nursery.start_soon(cls._pass, scheduler.waiting_moved, scheduler.refresh_waiting_state)
-            # As in a drain: no session outlives the writer.
+            # As in a drain: no pass and no session outlives the writer.
             async with trio.open_nursery() as serving:
+                serving.start_soon(cls._pass, scheduler.builds_moved, scheduler.assign_builds)
+                serving.start_soon(cls._pass, scheduler.evaluations_moved, scheduler.assign_queued_evals)
+                serving.start_soon(cls._pass, scheduler.waiting_moved, scheduler.refresh_waiting_state)
                 yield cls(readers, serving, writer, scheduler, sessions)
                 serving.cancel_scope.cancel()
             nursery.cancel_scope.cancel()
